@@ -1,0 +1,315 @@
+// pybind11: checks shapes, dtypes, contiguity and bounds of what comes in; nothing else.
+#include "bindings.h"
+
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "decoder.h"
+
+namespace py = pybind11;
+
+namespace pyengine {
+
+DType parse_dtype(const std::string& name) {
+    if (name == "float32") return DType::f32;
+    if (name == "float16") return DType::f16;
+    if (name == "bfloat16") return DType::bf16;
+    throw py::value_error("dtype is '" + name + "'; it must be float32, float16 or bfloat16.");
+}
+
+namespace {
+
+Activation parse_activation(const std::string& name) {
+    if (name == "silu") return Activation::silu;
+    if (name == "gelu") return Activation::gelu;
+    if (name == "gelu_tanh") return Activation::gelu_tanh;
+    if (name == "relu") return Activation::relu;
+    throw py::value_error("activation is '" + name + "'; it must be silu, gelu, gelu_tanh or relu.");
+}
+
+[[noreturn]] void refuse(const std::string& name, const std::string& problem) {
+    throw py::value_error("argument '" + name + "' " + problem);
+}
+
+// The bytes of a C-contiguous array of at least `min_bytes`, aligned to `alignment`.
+void* bytes_of(const py::array& array, const std::string& name, size_t min_bytes, size_t alignment, bool writable) {
+    if (!(array.flags() & py::array::c_style)) refuse(name, "is not C-contiguous.");
+    if (writable && !array.writeable()) refuse(name, "is read-only.");
+    if (static_cast<size_t>(array.nbytes()) < min_bytes)
+        refuse(name, "has " + std::to_string(array.nbytes()) + " bytes; " + std::to_string(min_bytes) + " are needed.");
+    void* data = const_cast<void*>(array.data());
+    if (reinterpret_cast<uintptr_t>(data) % alignment)
+        refuse(name, "is not aligned to " + std::to_string(alignment) + " bytes.");
+    return data;
+}
+
+const float* floats(const py::dict& arrays, const std::string& name, size_t count) {
+    if (!arrays.contains(name.c_str())) refuse(name, "is missing.");
+    const py::array array = py::cast<py::array>(arrays[name.c_str()]);
+    if (!py::isinstance<py::array_t<float>>(array)) refuse(name, "is not float32.");
+    return static_cast<const float*>(bytes_of(array, name, count * sizeof(float), alignof(float), false));
+}
+
+const float* optional_floats(const py::dict& arrays, const std::string& name, size_t count) {
+    return arrays.contains(name.c_str()) ? floats(arrays, name, count) : nullptr;
+}
+
+Linear linear(const py::dict& arrays, const std::string& name, DType dtype, int64_t n, int64_t k) {
+    if (!arrays.contains(name.c_str())) refuse(name, "is missing.");
+    const py::array array = py::cast<py::array>(arrays[name.c_str()]);
+    const void* weight = bytes_of(array, name, ops::packed_weight_bytes(dtype, n, k), 64, false);
+    return {weight, optional_floats(arrays, name + "_bias", n), dtype, n, k};
+}
+
+template <class T>
+T get(const py::dict& config, const char* name) {
+    if (!config.contains(name)) refuse(name, "is missing from the configuration.");
+    return py::cast<T>(config[name]);
+}
+
+DecoderConfig read_config(const py::dict& d) {
+    DecoderConfig c{};
+    c.vocab_size = get<int64_t>(d, "vocab_size");
+    c.hidden_size = get<int64_t>(d, "hidden_size");
+    c.intermediate_size = get<int64_t>(d, "intermediate_size");
+    c.dtype = parse_dtype(get<std::string>(d, "dtype"));
+    c.norm_eps = get<float>(d, "norm_eps");
+    c.activation = parse_activation(get<std::string>(d, "activation"));
+    c.attention = {get<int32_t>(d, "num_heads"),  get<int32_t>(d, "num_kv_heads"),  get<int32_t>(d, "head_dim"),
+                   get<int32_t>(d, "rotary_dim"), get<float>(d, "attention_scale"), 0};
+    c.sliding_windows = get<std::vector<int32_t>>(d, "sliding_windows");
+    c.block_size = get<int32_t>(d, "block_size");
+    c.rope_positions = get<int64_t>(d, "rope_positions");
+    c.limits = {get<int32_t>(d, "max_tokens"),
+                get<int32_t>(d, "max_seqs"),
+                get<int32_t>(d, "max_rows"),
+                get<int32_t>(d, "max_context_len"),
+                c.vocab_size,
+                std::max({c.hidden_size, c.intermediate_size, int64_t{c.attention.num_heads} * c.attention.head_dim})};
+    c.logits_rows = get<int32_t>(d, "logits_rows");
+    return c;
+}
+
+DecoderWeights read_weights(const DecoderConfig& c, const py::dict& arrays) {
+    const int64_t hidden = c.hidden_size, inner = c.intermediate_size, head_dim = c.attention.head_dim;
+    const int64_t q = c.attention.num_heads * head_dim, kv = c.attention.num_kv_heads * head_dim;
+    const size_t rope = static_cast<size_t>(c.rope_positions) * (c.attention.rotary_dim / 2);
+    DecoderWeights w{};
+    w.embedding = linear(arrays, "embedding", c.dtype, c.vocab_size, hidden);
+    w.head = linear(arrays, "head", c.dtype, c.vocab_size, hidden);
+    w.final_norm = floats(arrays, "final_norm", hidden);
+    w.rope_cos = floats(arrays, "rope_cos", rope);
+    w.rope_sin = floats(arrays, "rope_sin", rope);
+    for (size_t n = 0; n < c.sliding_windows.size(); n++) {
+        const std::string prefix = "layers." + std::to_string(n) + ".";
+        w.layers.push_back({floats(arrays, prefix + "attention_norm", hidden), floats(arrays, prefix + "mlp_norm", hidden),
+                            optional_floats(arrays, prefix + "q_norm", head_dim),
+                            optional_floats(arrays, prefix + "k_norm", head_dim),
+                            linear(arrays, prefix + "qkv", c.dtype, q + 2 * kv, hidden),
+                            linear(arrays, prefix + "o", c.dtype, hidden, q),
+                            linear(arrays, prefix + "gate_up", c.dtype, 2 * inner, hidden),
+                            linear(arrays, prefix + "down", c.dtype, hidden, inner)});
+    }
+    return w;
+}
+
+// Every index of a step is checked before a kernel sees it: a wrong plan must not touch memory that is not its own.
+class StepChecker {
+public:
+    StepChecker(const int32_t* words, int64_t size, const DecoderConfig& config, int32_t num_blocks)
+        : words_(words), size_(size), config_(config), num_blocks_(num_blocks) {}
+
+    void check() const {
+        if (size_ < kHeaderWords || words_[kMagic] != kStepMagic || words_[kNumWords] > size_)
+            refuse("staging", "does not hold a step of this version.");
+        const int64_t tokens = words_[kNumTokens], seqs = words_[kNumSeqs], rows = words_[kNumRows];
+        const int64_t copies = words_[kNumCopies], width = words_[kTableWidth];
+        count("num_tokens", tokens, config_.limits.max_tokens);
+        count("num_seqs", seqs, config_.limits.max_seqs);
+        count("num_rows", rows, tokens);
+        count("max_context_len", words_[kMaxContextLen], config_.limits.max_context_len);
+        for (int32_t w : {kNumCopies, kTableWidth, kNumPenalties, kNumBiases, kMaskWords, kTopWidth, kMaxQueryLen})
+            count("header", words_[w], size_);
+        ids("token_ids", kTokenIds, tokens, config_.vocab_size);
+        ids("positions", kPositions, tokens, config_.rope_positions);
+        ids("slot_mapping", kSlotMapping, tokens, int64_t{num_blocks_} * config_.block_size);
+        ids("logits_rows", kLogitsRows, rows, tokens);
+        ids("copies", kCopies, 2 * copies, num_blocks_);
+        check_sequences(seqs, tokens, width);
+        check_sampling(rows);
+    }
+
+private:
+    static void count(const char* name, int64_t value, int64_t limit) {
+        if (value < 0 || value > limit)
+            refuse(name, "is " + std::to_string(value) + "; the limit is " + std::to_string(limit) + ".");
+    }
+
+    const int32_t* section(const char* name, StepWord word, int64_t length) const {
+        const int64_t offset = words_[word];
+        if (offset < kHeaderWords || offset + length > words_[kNumWords]) refuse(name, "lies outside the staging buffer.");
+        return words_ + offset;
+    }
+
+    const int32_t* ids(const char* name, StepWord word, int64_t length, int64_t limit) const {
+        const int32_t* values = section(name, word, length);
+        for (int64_t i = 0; i < length; i++)
+            if (values[i] < 0 || values[i] >= limit)
+                refuse(name, "holds " + std::to_string(values[i]) + " at index " + std::to_string(i) +
+                                 "; it must be in 0 .. " + std::to_string(limit - 1) + ".");
+        return values;
+    }
+
+    void starts(const char* name, StepWord word, int64_t length, int64_t total) const {
+        const int32_t* values = section(name, word, length + 1);
+        if (values[0] != 0 || values[length] != total) refuse(name, "does not begin at 0 and end at the count.");
+        for (int64_t i = 0; i < length; i++)
+            if (values[i + 1] < values[i]) refuse(name, "decreases at index " + std::to_string(i) + ".");
+    }
+
+    void check_sequences(int64_t seqs, int64_t tokens, int64_t width) const {
+        starts("query_start", kQueryStart, seqs, tokens);
+        const int32_t* query_start = words_ + words_[kQueryStart];
+        const int32_t* contexts = section("context_lens", kContextLens, seqs);
+        const int32_t* tables = section("block_tables", kBlockTables, seqs * width);
+        const int32_t* positions = words_ + words_[kPositions];
+        for (int64_t s = 0; s < seqs; s++) {
+            const int64_t query_len = query_start[s + 1] - query_start[s], context = contexts[s];
+            count("context_lens", context, words_[kMaxContextLen]);
+            count("query length", query_len, std::min<int64_t>(context, words_[kMaxQueryLen]));
+            const int64_t used = (context + config_.block_size - 1) / config_.block_size;
+            count("blocks of a sequence", used, width);
+            for (int64_t b = 0; b < used; b++)
+                if (tables[s * width + b] < 0 || tables[s * width + b] >= num_blocks_)
+                    refuse("block_tables", "holds " + std::to_string(tables[s * width + b]) + "; the pool has " +
+                                               std::to_string(num_blocks_) + " blocks.");
+            for (int64_t i = 0; i < query_len; i++)
+                if (positions[query_start[s] + i] != context - query_len + i)
+                    refuse("positions", "are not the last ones of sequence " + std::to_string(s) + ".");
+        }
+    }
+
+    void check_sampling(int64_t rows) const {
+        for (StepWord w : {kTemperature, kTopK, kTopP, kMinP, kRepetitionPenalty, kPresencePenalty, kFrequencyPenalty,
+                           kPosition, kNumLogprobs})
+            section("sampling", w, rows);
+        if (words_[kSeed] % 2) refuse("seed", "is not aligned to 8 bytes.");
+        section("seed", kSeed, 2 * rows);
+        const int32_t* targets = section("target", kTarget, rows);
+        const int32_t* num_logprobs = words_ + words_[kNumLogprobs];
+        for (int64_t r = 0; r < rows; r++) {
+            if (targets[r] < -1 || targets[r] >= config_.vocab_size)
+                refuse("target", "is " + std::to_string(targets[r]) + ".");
+            count("num_logprobs", num_logprobs[r] + 1, int64_t{words_[kTopWidth]} + 1);
+        }
+        starts("penalty_start", kPenaltyStart, rows, words_[kNumPenalties]);
+        ids("penalty_ids", kPenaltyIds, words_[kNumPenalties], config_.vocab_size);
+        section("penalty_counts", kPenaltyCounts, words_[kNumPenalties]);
+        starts("bias_start", kBiasStart, rows, words_[kNumBiases]);
+        ids("bias_ids", kBiasIds, words_[kNumBiases], config_.vocab_size);
+        section("bias_values", kBiasValues, words_[kNumBiases]);
+        if (words_[kMaskWords]) {
+            if (words_[kMaskWords] != (config_.vocab_size + 31) / 32) refuse("allow_mask", "has a wrong width.");
+            section("allow_mask", kAllowMask, rows * words_[kMaskWords]);
+        }
+    }
+
+    const int32_t* words_;
+    int64_t size_;
+    const DecoderConfig& config_;
+    int32_t num_blocks_;
+};
+
+class PyDecoder {
+public:
+    PyDecoder(py::object context, const py::dict& config, py::dict arrays, py::array kv_blocks, int32_t num_blocks,
+              py::array workspace)
+        : context_(std::move(context)),
+          arrays_(std::move(arrays)),
+          kv_blocks_(std::move(kv_blocks)),
+          workspace_(std::move(workspace)),
+          config_(read_config(config)),
+          num_blocks_(num_blocks) {
+        ops::Context& native = *context_.cast<PyContext&>().context;
+        const ops::ActivationTypes types = ops::activation_types(native, config_.dtype);
+        const size_t block_bytes = ops::kv_block_bytes(types.kv, config_.block_size, config_.attention);
+        void* kv = bytes_of(kv_blocks_, "kv_blocks", block_bytes * num_blocks * config_.sliding_windows.size(), 64, true);
+        void* work = bytes_of(workspace_, "workspace", Decoder::workspace_bytes(native, config_), 128, true);
+        decoder_ = std::make_unique<Decoder>(native, config_, read_weights(config_, arrays_), kv, num_blocks, work);
+    }
+
+    void step(const py::array_t<int32_t>& staging, py::array_t<int32_t>& result) {
+        const auto* words = static_cast<const int32_t*>(bytes_of(staging, "staging", sizeof(int32_t), 8, false));
+        StepChecker(words, staging.size(), config_, num_blocks_).check();
+        const int64_t need = result_words(words[kNumRows], words[kTopWidth]);
+        auto* out = static_cast<int32_t*>(bytes_of(result, "result", need * sizeof(int32_t), 4, true));
+        py::gil_scoped_release unlocked;
+        decoder_->step(view_step(words, words, out));
+    }
+
+private:
+    py::object context_;
+    py::dict arrays_;
+    py::array kv_blocks_, workspace_;
+    DecoderConfig config_;
+    int32_t num_blocks_;
+    std::unique_ptr<Decoder> decoder_;
+};
+
+size_t workspace_bytes(const PyContext& context, const py::dict& config) {
+    return Decoder::workspace_bytes(*context.context, read_config(config));
+}
+
+size_t scratch_bytes(const PyContext& context, const py::dict& config) {
+    const DecoderConfig c = read_config(config);
+    return ops::scratch_bytes(*context.context, c.limits, c.attention);
+}
+
+void bind_scratch(PyContext& context, py::array scratch) {
+    ops::bind_scratch(*context.context, bytes_of(scratch, "scratch", 0, 64, true), scratch.nbytes());
+    context.scratch = std::move(scratch);
+}
+
+void pack_weight(PyContext& context, const py::array& rows, const std::string& dtype, int64_t first_row, int64_t n,
+                 int64_t k, py::array& packed) {
+    const DType type = parse_dtype(dtype);
+    if (rows.ndim() != 2 || rows.shape(1) != k || first_row < 0 || first_row + rows.shape(0) > n)
+        refuse("rows", "does not fit into a weight of [" + std::to_string(n) + ", " + std::to_string(k) + "].");
+    if (static_cast<size_t>(rows.itemsize()) != size_of(type)) refuse("rows", "has items that are not " + dtype + ".");
+    const void* source = bytes_of(rows, "rows", 0, size_of(type), false);
+    void* target = bytes_of(packed, "packed", ops::packed_weight_bytes(type, n, k), 64, true);
+    const int64_t count = rows.shape(0);
+    py::gil_scoped_release unlocked;
+    ops::pack_weight(*context.context, source, type, first_row, count, n, k, target);
+}
+
+size_t kv_block_bytes(const PyContext& context, const py::dict& config) {
+    const DecoderConfig c = read_config(config);
+    return ops::kv_block_bytes(ops::activation_types(*context.context, c.dtype).kv, c.block_size, c.attention);
+}
+
+}  // namespace
+}  // namespace pyengine
+
+PYBIND11_MODULE(PYENGINE_MODULE, module) {
+    using namespace pyengine;
+    module.doc() = "The compiled step function of one backend; see pyengine.backends for the interface around it.";
+    bind_ops(module);  // also defines Context
+    py::class_<PyDecoder>(module, "Decoder")
+        .def(py::init<py::object, const py::dict&, py::dict, py::array, int32_t, py::array>(), py::arg("context"),
+             py::arg("config"), py::arg("arrays"), py::arg("kv_blocks"), py::arg("num_blocks"), py::arg("workspace"))
+        .def("step", &PyDecoder::step, py::arg("staging").noconvert(), py::arg("result").noconvert());
+    module.def("workspace_bytes", &workspace_bytes, py::arg("context"), py::arg("config"));
+    module.def("scratch_bytes", &scratch_bytes, py::arg("context"), py::arg("config"));
+    module.def("bind_scratch", &bind_scratch, py::arg("context"), py::arg("scratch"));
+    module.def(
+        "packed_weight_bytes",
+        [](const std::string& dtype, int64_t n, int64_t k) { return ops::packed_weight_bytes(parse_dtype(dtype), n, k); },
+        py::arg("dtype"), py::arg("n"), py::arg("k"));
+    module.def("pack_weight", &pack_weight, py::arg("context"), py::arg("rows"), py::arg("dtype"), py::arg("first_row"),
+               py::arg("n"), py::arg("k"), py::arg("packed"));
+    module.def("kv_block_bytes", &kv_block_bytes, py::arg("context"), py::arg("config"));
+}

@@ -1,0 +1,65 @@
+"""The typed errors a user can meet; each message is a sentence with the name, the value and the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PyEngineError(Exception):
+    """Base of every error that pyengine raises on purpose."""
+
+
+class InvalidRequest(PyEngineError, ValueError):
+    """A value given by the caller is refused; nothing was queued and nobody else is affected.
+
+    Attributes:
+        field: name of the argument, as the caller wrote it.
+        value: what was given (may be None when it is too large to keep).
+        limit: the bound or the set of allowed values, where there is one.
+    """
+
+    def __init__(self, message: str, *, field: str, value: Any = None, limit: Any = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.value = value
+        self.limit = limit
+
+
+class NeverFits(PyEngineError):
+    """A request that not even an empty engine could hold; found at submit, never by waiting.
+
+    Attributes:
+        need: KV blocks (or tokens, as `unit` says) that the request needs.
+        usable: what an empty engine offers, in the same unit.
+        unit: "blocks" or "tokens".
+    """
+
+    def __init__(self, message: str, *, need: int, usable: int, unit: str = "blocks") -> None:
+        super().__init__(message)
+        self.need = need
+        self.usable = usable
+        self.unit = unit
+
+
+class QueueFull(PyEngineError):
+    """The waiting queue holds `limit` requests already."""
+
+    def __init__(self, message: str, *, limit: int) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class ModelError(PyEngineError):
+    """A checkpoint, its configuration, its tokenizer or its template cannot be used; the message names what and where."""
+
+
+class DeviceNotAvailable(PyEngineError):
+    """The device asked for is not there; the message says what to install."""
+
+
+class EngineClosed(PyEngineError):
+    """The engine was closed; it accepts no more work."""
+
+
+class EngineFailed(PyEngineError):
+    """A step failed as a whole (for example a device error); the engine refuses new work and says why."""
