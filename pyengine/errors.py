@@ -63,3 +63,7 @@ class EngineClosed(PyEngineError):
 
 class EngineFailed(PyEngineError):
     """A step failed as a whole (for example a device error); the engine refuses new work and says why."""
+
+
+class RequestFailed(PyEngineError):
+    """One accepted request could not go on (for example its logits held no finite value); the others were not touched."""

@@ -100,9 +100,7 @@ class SamplingParams:
     def with_defaults(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """A copy in which each field that is None takes `defaults[name]`, else its neutral value. `seed` and counts stay."""
         neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-        chosen = {
-            name: defaults.get(name, value) for name, value in neutral.items() if getattr(self, name) is None
-        }
+        chosen = {name: defaults.get(name, value) for name, value in neutral.items() if getattr(self, name) is None}
         if self.max_tokens is None and defaults.get("max_tokens") is not None:
             chosen["max_tokens"] = defaults["max_tokens"]
         return replace(self, **chosen)

@@ -1,0 +1,702 @@
+"""Engine: the public face. It turns prompts into requests, runs step after step, and gives text back as it is made.
+
+The loop is `schedule -> run -> commit`: Scheduler.schedule() plans a pass, the backend runs it, Scheduler.commit() takes
+the outcomes. Which requests share a pass is decided in pyengine.scheduler alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+from pyengine.backends.base import Progress, StepLimits
+from pyengine.backends.step_inputs import LogitsRow, SequenceChunk, StepInputs, StepResult
+from pyengine.completion import CompletionState, EndRules
+from pyengine.config import SchedulerConfig
+from pyengine.errors import EngineClosed, EngineFailed, InvalidRequest, PyEngineError, RequestFailed
+from pyengine.kv_memory import plan_kv_blocks
+from pyengine.loading import LoadedModel, load_model
+from pyengine.outputs import Completion, RequestMetrics, RequestOutput, StreamEvent, TokenLogprobs
+from pyengine.request import Request
+from pyengine.sampling_params import SamplingParams
+from pyengine.sampling_row import SamplingRow, child_seed
+from pyengine.scheduler import Outcome, Scheduler, StepPlan
+from pyengine.text import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """One completion in flight: what the scheduler, the sampler and the text layer each keep of it."""
+
+    owner: _Submitted
+    request: Request
+    row: SamplingRow
+    state: CompletionState
+
+
+@dataclass(slots=True, eq=False)
+class _Submitted:
+    """One accepted prompt. `events` is None when its events go to Engine.step(), else a queue of its own."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    arrived_at: float
+    events: deque[StreamEvent] | None
+    sequences: list[_Sequence] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    error: PyEngineError | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return all(s.state.finish_reason is not None for s in self.sequences)
+
+
+class Engine:
+    """Generates text with one model, many requests at a time.
+
+    Args:
+        model: a folder as Hugging Face has it, the name of a built-in model, or a hub id. None: the built-in model.
+        device: "auto" or "cpu" ("cuda" where this build has it).
+        dtype: "auto" (the checkpoint's), "float32", "float16" or "bfloat16" for the weights.
+        max_num_seqs: most sequences in one pass.
+        max_num_batched_tokens: most tokens in one pass; longer prompts are computed in chunks. Must be >= max_num_seqs.
+        kv_cache_memory: for the KV pool: bytes, a string such as "1GiB", a fraction of the free memory as a float in
+            (0, 1), or "auto" (room for max_num_seqs full contexts, at most half of the free memory and 4 GiB).
+        block_size: tokens in one KV block, a multiple of 16.
+        max_context: most tokens of one sequence, prompt and output. None: what the model was made for.
+        max_queue: most requests waiting; one more is refused with QueueFull. None: no limit.
+        num_threads: threads of the CPU backend. None: every processor this process may use.
+        progress: called with the fraction of the weights that is loaded, 0 to 1.
+
+    Raises:
+        ModelError: the model cannot be used; the message names file, tensor or setting.
+        DeviceNotAvailable: the device is not there.
+        InvalidRequest: a setting is out of bounds.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 1024,
+        kv_cache_memory: int | float | str = "auto",
+        block_size: int = 16,
+        max_context: int | None = None,
+        max_queue: int | None = None,
+        num_threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._pending: list[StreamEvent] = []
+        self._live: dict[str, _Submitted] = {}
+        self._next_id = 0
+        _check_num_threads(num_threads)
+        settings = SchedulerConfig(
+            num_blocks=1,
+            max_context=2,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size,
+            max_queue=max_queue,
+        )
+        self._model: LoadedModel = load_model(
+            model, device=device, dtype=dtype, max_context=max_context, num_threads=num_threads, progress=progress
+        )
+        limits = plan_kv_blocks(
+            kv_cache_memory, self._model.backend, settings, max_context=self._model.spec.max_context
+        )
+        self._model.backend.start(limits)
+        self._limits: StepLimits = limits
+        self._scheduler = Scheduler(
+            dataclasses.replace(settings, num_blocks=limits.num_blocks, max_context=self._model.spec.max_context)
+        )
+        self._inputs = StepInputs(block_size)
+
+    # What it is ------------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> LoadedModel:
+        """The loaded model: name, spec, tokenizer, sampling defaults, end-of-sequence ids."""
+        return self._model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises InvalidRequest when its folder has none."""
+        if self._model.tokenizer is None:
+            raise InvalidRequest(
+                f"Model {self._model.name!r} has no tokenizer.json; give prompts as token ids.", field="prompt"
+            )
+        return self._model.tokenizer
+
+    @property
+    def limits(self) -> StepLimits:
+        """Sizes in force: tokens and sequences of a pass, context, block size and blocks of the KV pool."""
+        return self._limits
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """SamplingParams() with this model's defaults filled in."""
+        return SamplingParams().with_defaults(self._model.defaults.values)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a request is waiting or running, or an event was not fetched yet."""
+        return bool(self._live) or bool(self._pending)
+
+    # Submit, step, abort ---------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
+        """Accept one prompt (text or token ids) and return its id; its events come from `step()`.
+
+        Raises InvalidRequest, NeverFits, QueueFull, EngineClosed or EngineFailed; nothing is queued then.
+        """
+        return self._submit(prompt, params, request_id=request_id, events=None).request_id
+
+    def step(self) -> list[StreamEvent]:
+        """Run one pass and return what it added to each completion, oldest first.
+
+        Each completion of an accepted request has exactly one event with a finish_reason, its last.
+        """
+        with self._lock:
+            if not self._pending:
+                self._advance()
+            events, self._pending = self._pending, []
+            return events
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now, whatever its state; its events end with finish_reason "abort".
+
+        Returns False when no such request is waiting or running (it never was, or it has ended). Nobody else changes.
+        """
+        with self._lock:
+            submitted = self._live.get(request_id)
+            if submitted is None:
+                return False
+            self._end(submitted, "abort", None)
+            return True
+
+    # Generate, stream, chat ------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_error: Literal["return", "raise"] = "return",
+    ) -> list[RequestOutput]:
+        """Complete one prompt or a list of prompts (text or token ids) in one continuous batch.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of these.
+            params: for all, or one for each prompt.
+            on_error: "return": a refused prompt appears in its place with finish_reason "error" and `error` set;
+                "raise": its error is raised and the others are aborted.
+
+        Returns:
+            one RequestOutput a prompt, in the order given.
+        """
+        if on_error not in ("return", "raise"):
+            raise InvalidRequest(
+                f"on_error is {on_error!r}; it must be 'return' or 'raise'.", field="on_error", value=on_error
+            )
+        listed = _as_prompts(prompts)
+        each = _as_params(params, len(listed))
+        accepted: list[_Submitted | RequestOutput] = []
+        try:
+            for prompt, one in zip(listed, each, strict=True):
+                accepted.append(self._submit_or_report(prompt, one, raises=on_error == "raise"))
+            waiting = deque(item for item in accepted if isinstance(item, _Submitted))
+            while waiting:
+                if waiting[0].is_finished:
+                    done = waiting.popleft()
+                    if done.error is not None and on_error == "raise":
+                        raise done.error
+                    continue
+                self._advance()
+                for item in waiting:
+                    if item.events:
+                        item.events.clear()
+        finally:
+            for item in accepted:
+                if isinstance(item, _Submitted):
+                    self.abort(item.request_id)
+        return [self._output(item) if isinstance(item, _Submitted) else item for item in accepted]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> EventStream:
+        """Complete one prompt; iterate over its events as they are made. Closing the iterator aborts the request."""
+        return EventStream(self, self._submit(prompt, params, request_id=None, events=deque()))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_variables: Any,
+    ) -> RequestOutput:
+        """Answer a conversation, [{"role": ..., "content": ...}, ...], rendered with the model's chat template."""
+        token_ids = self.tokenizer.apply_chat_template(messages, tools=tools, **template_variables)
+        return self.generate([token_ids], params, on_error="raise")[0]
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_variables: Any,
+    ) -> EventStream:
+        """As `chat`, but iterate over the answer as it is made."""
+        return self.stream(self.tokenizer.apply_chat_template(messages, tools=tools, **template_variables), params)
+
+    # Close -----------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Abort what is running and give all memory back. Closing twice is harmless."""
+        with self._lock:
+            if self._closed:
+                return
+            for submitted in list(self._live.values()):
+                self._end(submitted, "abort", None)
+            self._closed = True
+            self._model.backend.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Inside: from a prompt to requests -------------------------------------------------------------------------------
+
+    def _submit_or_report(self, prompt: Prompt, params: SamplingParams | None, *, raises: bool) -> Any:
+        try:
+            return self._submit(prompt, params, request_id=None, events=deque())
+        except (EngineClosed, EngineFailed):
+            raise
+        except PyEngineError as error:
+            if raises:
+                raise
+            return _refused(prompt, error)
+
+    def _submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        *,
+        request_id: str | None,
+        events: deque[StreamEvent] | None,
+    ) -> _Submitted:
+        with self._lock:
+            self._check_open()
+            if params is not None and not isinstance(params, SamplingParams):
+                raise InvalidRequest(
+                    f"params is a {type(params).__name__}; it must be a SamplingParams.", field="params", value=params
+                )
+            full = (params or SamplingParams()).with_defaults(self._model.defaults.values)
+            self._check_vocabulary(full)
+            text, token_ids = self._tokenize(prompt)
+            submitted = _Submitted(self._claim_id(request_id), text, tuple(token_ids), full, time.monotonic(), events)
+            self._add_sequences(submitted)
+            self._live[submitted.request_id] = submitted
+            return submitted
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("The engine is closed; make a new one.")
+        if self._failure is not None:
+            raise EngineFailed(f"The engine failed and takes no new work: {self._failure}") from self._failure
+
+    def _claim_id(self, request_id: str | None) -> str:
+        if request_id is None:
+            while True:
+                self._next_id += 1
+                if f"req-{self._next_id}" not in self._live:
+                    return f"req-{self._next_id}"
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidRequest(
+                f"request_id is {request_id!r}; it must be a non-empty string.", field="request_id", value=request_id
+            )
+        if request_id in self._live:
+            raise InvalidRequest(
+                f"request_id {request_id!r} is in use by a request that has not ended.",
+                field="request_id",
+                value=request_id,
+            )
+        return request_id
+
+    def _check_vocabulary(self, params: SamplingParams) -> None:
+        size = self._model.spec.vocab_size
+        for name in ("logit_bias", "stop_token_ids"):
+            for token_id in getattr(params, name):
+                if token_id >= size:
+                    raise InvalidRequest(
+                        f"{name} has the token id {token_id}; the vocabulary has {size} tokens.",
+                        field=name,
+                        value=token_id,
+                        limit=size - 1,
+                    )
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InvalidRequest("prompt is empty; it needs at least one character.", field="prompt", value=prompt)
+            token_ids = self.tokenizer.encode(prompt)
+            text: str | None = prompt
+        elif isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+            token_ids, text = list(prompt), None
+        else:
+            raise InvalidRequest(
+                f"prompt is a {type(prompt).__name__}; it must be a string or a list of token ids.", field="prompt"
+            )
+        if not token_ids:
+            raise InvalidRequest("prompt has no tokens; it needs at least one.", field="prompt", value=prompt, limit=1)
+        size = self._model.spec.vocab_size
+        for position, token_id in enumerate(token_ids):
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < size:
+                raise InvalidRequest(
+                    f"prompt has {token_id!r} at position {position}; token ids are integers from 0 to {size - 1}.",
+                    field="prompt",
+                    value=token_id,
+                    limit=size - 1,
+                )
+        return text, token_ids
+
+    def _add_sequences(self, submitted: _Submitted) -> None:
+        params, prompt = submitted.params, submitted.prompt_token_ids
+        max_tokens, is_clamped = self._scheduler.clamp_max_tokens(len(prompt), params.max_tokens)
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        eos_ids = frozenset[int]() if params.ignore_eos else self._model.eos_ids
+        rules = EndRules(eos_ids, frozenset(params.stop_token_ids))
+        for index in range(params.n):
+            request = Request(
+                submitted.request_id,
+                prompt,
+                max_tokens,
+                index=index,
+                max_tokens_clamped=is_clamped and params.max_tokens is not None,
+                needs_all_prompt_logits=params.prompt_logprobs is not None and index == 0,
+            )
+            row = SamplingRow(params, child_seed(seed, index), prompt, rules.all_ids)
+            state = CompletionState(index, params, rules, self._model.tokenizer, prompt)
+            sequence = _Sequence(submitted, request, row, state)
+            request.payload = sequence
+            submitted.sequences.append(sequence)
+        if params.prompt_logprobs is not None:
+            submitted.prompt_logprobs = [None]
+        self._scheduler.add([sequence.request for sequence in submitted.sequences])
+
+    # Inside: one step ------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """One pass; its events go where each request wants them."""
+        with self._lock:
+            self._check_open()
+            plan = self._scheduler.schedule()
+            if plan.is_empty:
+                if self._live:
+                    self._fail(RuntimeError("the scheduler found nothing to run although requests are waiting"))
+                return
+            rows, row_owners = self._logits_rows(plan)
+            chunks = [
+                SequenceChunk(request.token_ids[start : start + count], start, request.block_table)
+                for request, start, count in zip(plan.requests, plan.num_computed, plan.num_new_tokens, strict=True)
+            ]
+            staging, result = self._inputs.write(chunks, rows, plan.copies)
+            try:
+                self._model.backend.step(staging, result)
+            except Exception as error:
+                self._fail(error)
+                return
+            outcomes = self._take_results(plan, rows, row_owners, StepInputs.read(result, len(rows)))
+            self._scheduler.commit(plan, outcomes)
+            for request in plan.requests:
+                self._forget_if_finished(request.payload.owner)
+
+    def _logits_rows(self, plan: StepPlan) -> tuple[list[LogitsRow], list[int]]:
+        """The rows of logits this pass needs, and for each the index of its request in the plan."""
+        rows: list[LogitsRow] = []
+        owners: list[int] = []
+        first = 0
+        for i, (request, count) in enumerate(zip(plan.requests, plan.num_new_tokens, strict=True)):
+            sequence: _Sequence = request.payload
+            start = plan.num_computed[i]
+            if sequence.state.index == 0 and sequence.owner.prompt_logprobs is not None:
+                for position in self._prompt_positions(sequence, start, count):
+                    target = request.token_ids[position + 1]
+                    wanted = sequence.owner.params.prompt_logprobs
+                    rows.append(LogitsRow(first + position - start, sequence.row, position + 1, target, wanted or 0))
+                    owners.append(i)
+            if plan.samples[i]:
+                wanted = sequence.owner.params.logprobs
+                num_logprobs = -1 if wanted is None else wanted
+                rows.append(LogitsRow(first + count - 1, sequence.row, start + count, -1, num_logprobs))
+                owners.append(i)
+            first += count
+        return rows, owners
+
+    @staticmethod
+    def _prompt_positions(sequence: _Sequence, start: int, count: int) -> range:
+        """Positions of this chunk whose successor is a prompt token with no log-probability reported yet."""
+        known = sequence.owner.prompt_logprobs
+        assert known is not None
+        return range(max(start, len(known) - 1), min(start + count, sequence.request.num_prompt_tokens - 1))
+
+    def _take_results(
+        self, plan: StepPlan, rows: list[LogitsRow], owners: list[int], result: StepResult
+    ) -> list[Outcome | None]:
+        outcomes: list[Outcome | None] = [None] * len(plan.requests)
+        token_ids = result.token_ids.tolist()
+        for r, (row, i) in enumerate(zip(rows, owners, strict=True)):
+            sequence: _Sequence = plan.requests[i].payload
+            if sequence.state.finish_reason is not None:
+                continue
+            token_id = token_ids[r]
+            if token_id < 0:
+                self._end(
+                    sequence.owner,
+                    "error",
+                    RequestFailed(
+                        f"Request {sequence.owner.request_id!r}: the logits of position {row.position} "
+                        "hold no finite value that sampling may choose."
+                    ),
+                )
+            elif row.target >= 0:
+                assert sequence.owner.prompt_logprobs is not None
+                sequence.owner.prompt_logprobs.append(_logprobs(result, r, row.num_logprobs))
+            else:
+                outcomes[i] = self._take_token(sequence, token_id, result, r, row.num_logprobs)
+        return outcomes
+
+    def _take_token(
+        self, sequence: _Sequence, token_id: int, result: StepResult, r: int, num_logprobs: int
+    ) -> Outcome | None:
+        logprobs = _logprobs(result, r, num_logprobs) if num_logprobs >= 0 else None
+        state = sequence.state
+        sequence.row.append(token_id)
+        try:
+            text = state.push(token_id, logprobs, sequence.request.max_tokens)
+        except Exception as error:  # a fault in one request's text ends that request, not the batch
+            failure = RequestFailed(f"Request {sequence.owner.request_id!r}: its text could not be made: {error}")
+            failure.__cause__ = error
+            self._end(sequence.owner, "error", failure)
+            return None
+        self._emit(sequence, text, (token_id,), (logprobs,) if logprobs is not None else None)
+        return Outcome(token_id, state.finish_reason)
+
+    # Inside: ends and events -----------------------------------------------------------------------------------------
+
+    def _emit(
+        self,
+        sequence: _Sequence,
+        text: str,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] | None = None,
+    ) -> None:
+        submitted, state = sequence.owner, sequence.state
+        is_last = state.finish_reason is not None
+        event = StreamEvent(
+            submitted.request_id,
+            state.index,
+            text,
+            token_ids,
+            logprobs,
+            state.finish_reason,
+            state.stop_reason,
+            self._metrics(submitted) if is_last else None,
+            submitted.error if is_last else None,
+        )
+        (self._pending if submitted.events is None else submitted.events).append(event)
+
+    def _end(self, submitted: _Submitted, reason: Literal["abort", "error"], error: PyEngineError | None) -> None:
+        """End every completion of one request that has not ended; the others of the batch are not touched."""
+        submitted.error = error
+        for sequence in submitted.sequences:
+            if sequence.state.finish_reason is None:
+                self._scheduler.abort(sequence.request, reason)
+                self._emit_end(sequence, reason)
+        self._live.pop(submitted.request_id, None)
+
+    def _emit_end(self, sequence: _Sequence, reason: str) -> None:
+        try:
+            text = sequence.state.end(reason)
+        except Exception as error:  # the text layer failed on this request; it ends all the same
+            sequence.state.finish_reason = reason
+            sequence.owner.error = sequence.owner.error or RequestFailed(f"The last text could not be made: {error}")
+            text = ""
+        self._emit(sequence, text)
+
+    def _forget_if_finished(self, submitted: _Submitted) -> None:
+        if submitted.is_finished:
+            self._live.pop(submitted.request_id, None)
+
+    def _fail(self, error: BaseException) -> None:
+        """A pass failed as a whole: every request gets that error, and new ones are refused."""
+        self._failure = error
+        for submitted in list(self._live.values()):
+            failure = EngineFailed(f"The pass that request {submitted.request_id!r} was part of failed: {error}")
+            failure.__cause__ = error
+            self._end(submitted, "error", failure)
+
+    def _metrics(self, submitted: _Submitted) -> RequestMetrics:
+        requests = [sequence.request for sequence in submitted.sequences]
+        now_ns = time.monotonic_ns()
+        arrival_ns = requests[0].arrival_ns
+        times = tuple(tuple((t - arrival_ns) / 1e9 for t in request.token_times_ns) for request in requests)
+        first = min((t[0] for t in times if t), default=None)
+        return RequestMetrics(
+            arrived_at=submitted.arrived_at,
+            queue_s=requests[0].queue_ns_at(now_ns) / 1e9,
+            first_token_s=first,
+            finished_s=(now_ns - arrival_ns) / 1e9 if submitted.is_finished else None,
+            token_times_s=times,
+            prompt_tokens=len(submitted.prompt_token_ids),
+            cached_tokens=requests[0].num_cached_tokens,
+            completion_tokens=sum(len(sequence.state.token_ids) for sequence in submitted.sequences),
+            preemptions=sum(request.num_preemptions for request in requests),
+            recomputed_tokens=sum(request.num_recomputed_tokens for request in requests),
+            max_tokens=requests[0].max_tokens,
+            max_tokens_clamped=requests[0].max_tokens_clamped,
+        )
+
+    def _output(self, submitted: _Submitted) -> RequestOutput:
+        known = submitted.prompt_logprobs
+        return RequestOutput(
+            submitted.request_id,
+            submitted.prompt,
+            submitted.prompt_token_ids,
+            tuple(sequence.state.completion() for sequence in submitted.sequences),
+            submitted.is_finished,
+            self._metrics(submitted),
+            prompt_logprobs=None if known is None else tuple(known),
+            error=submitted.error,
+        )
+
+
+class EventStream(Iterator[StreamEvent]):
+    """The events of one request. Closing it, or losing the last reference to it, aborts the request if it still runs."""
+
+    def __init__(self, engine: Engine, submitted: _Submitted) -> None:
+        self._engine = engine
+        self._submitted = submitted
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self._submitted.request_id
+
+    @property
+    def output(self) -> RequestOutput:
+        """Everything so far, as `generate` would return it."""
+        return self._engine._output(self._submitted)
+
+    def __next__(self) -> StreamEvent:
+        events = self._submitted.events
+        assert events is not None
+        while not events:
+            if self._submitted.is_finished:
+                raise StopIteration
+            self._engine._advance()
+        return events.popleft()
+
+    def close(self) -> None:
+        """Abort the request if it has not ended."""
+        self._engine.abort(self._submitted.request_id)
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._submitted.is_finished:
+            self.close()
+
+
+def _logprobs(result: StepResult, r: int, num_logprobs: int) -> TokenLogprobs:
+    top = zip(result.top_ids[r, :num_logprobs].tolist(), result.top_logprobs[r, :num_logprobs].tolist(), strict=True)
+    return TokenLogprobs(
+        int(result.token_ids[r]), float(result.logprobs[r]), tuple(pair for pair in top if pair[0] >= 0)
+    )
+
+
+def _check_num_threads(num_threads: int | None) -> None:
+    if num_threads is not None and (
+        isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1
+    ):
+        raise InvalidRequest(
+            f"num_threads is {num_threads!r}; it must be an integer >= 1 or None.",
+            field="num_threads",
+            value=num_threads,
+            limit=1,
+        )
+
+
+def _as_prompts(prompts: Any) -> list[Prompt]:
+    """A list of prompts, whichever of the accepted forms was given."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+        raise InvalidRequest(
+            f"prompts is a {type(prompts).__name__}; it must be a string, a list of token ids, or a list of these.",
+            field="prompts",
+        )
+    if not prompts:
+        raise InvalidRequest("prompts is an empty list; it needs at least one prompt.", field="prompts", value=prompts)
+    if all(isinstance(item, int) for item in prompts):
+        return [prompts]
+    return list(prompts)
+
+
+def _as_params(params: Any, count: int) -> list[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        raise InvalidRequest(
+            f"params is a {type(params).__name__}; it must be a SamplingParams or a list of them.", field="params"
+        )
+    if len(params) != count:
+        raise InvalidRequest(
+            f"params is a list of {len(params)} for {count} prompts; give one for all, or one for each.",
+            field="params",
+            value=len(params),
+            limit=count,
+        )
+    return list(params)
+
+
+def _refused(prompt: Any, error: PyEngineError) -> RequestOutput:
+    is_text = isinstance(prompt, str)
+    is_ids = not is_text and isinstance(prompt, Sequence) and all(isinstance(item, int) for item in prompt)
+    return RequestOutput(
+        request_id="",
+        prompt=prompt if is_text else None,
+        prompt_token_ids=tuple(prompt) if is_ids else (),
+        outputs=(Completion(0, "", (), finish_reason="error"),),
+        finished=True,
+        metrics=RequestMetrics(arrived_at=time.monotonic()),
+        error=error,
+    )

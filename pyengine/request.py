@@ -1,0 +1,197 @@
+"""One sequence on its way through the engine: its tokens, KV blocks, state and times. It decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+
+class RequestState(Enum):
+    """Where a request is; it is in exactly one container of the scheduler for each.
+
+    WAITING: accepted, not started. PREFILL: running, some known tokens have no KV yet. DECODE: running, each step
+    computes its newest token and samples the next. PREEMPTED: waiting again; tokens kept, KV blocks dropped.
+    HELD: waits for an event and not for capacity, outside the scanned queue. FINISHED: `finish_reason` says how.
+    """
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+    HELD = "held"
+    FINISHED = "finished"
+
+
+LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.HELD, RequestState.FINISHED}),
+    RequestState.PREFILL: frozenset({RequestState.DECODE, RequestState.PREEMPTED, RequestState.FINISHED}),
+    RequestState.DECODE: frozenset({RequestState.PREEMPTED, RequestState.FINISHED}),
+    RequestState.PREEMPTED: frozenset({RequestState.PREFILL, RequestState.HELD, RequestState.FINISHED}),
+    RequestState.HELD: frozenset({RequestState.WAITING, RequestState.PREEMPTED, RequestState.FINISHED}),
+    RequestState.FINISHED: frozenset(),
+}
+QUEUED_STATES = frozenset({RequestState.WAITING, RequestState.PREEMPTED, RequestState.HELD})
+
+
+class Request:
+    """One sequence. Compared by identity.
+
+    Attributes:
+        request_id: the caller's id, shared by the n sequences of one submit.
+        index: which of these n sequences this is.
+        token_ids: prompt, then output; only ever appended to.
+        num_prompt_tokens: how many of them are the prompt.
+        num_computed_tokens: how many have their KV computed, or being computed by the step in flight.
+        max_tokens: most output tokens, already clamped to context and pool.
+        max_tokens_clamped: whether the limit asked for was lowered.
+        needs_all_prompt_logits: prompt log-probabilities were asked for, so its prompt is always computed whole.
+        block_table: KV block of each run of block_size tokens; only appended to while it runs.
+        group: the sequences of the same submit, None when it is alone.
+        arrival_ns / arrival_seq: when it was accepted, and its number in the order of acceptance.
+        started_ns: first admission to the batch. finished_ns: when it ended. Both None before.
+        token_times_ns: when each output token was committed.
+        queue_ns: all time so far, up to the last change of state, in which it was accepted and not running.
+        num_preemptions: how often it lost its KV; num_recomputed_tokens: what that cost.
+        num_cached_tokens: prompt tokens whose KV existed already when it first started.
+        finish_reason: "stop", "length", "abort" or "error" once it is FINISHED.
+        payload: whatever the owner of the scheduler ties to it; the scheduler never looks at it.
+    """
+
+    __slots__ = (
+        "arrival_ns",
+        "arrival_seq",
+        "block_table",
+        "finish_reason",
+        "finished_ns",
+        "group",
+        "index",
+        "max_tokens",
+        "max_tokens_clamped",
+        "needs_all_prompt_logits",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_dropped_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_recomputed_tokens",
+        "payload",
+        "queue_ns",
+        "queued_since_ns",
+        "request_id",
+        "started_ns",
+        "state",
+        "token_ids",
+        "token_times_ns",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        *,
+        index: int = 0,
+        max_tokens_clamped: bool = False,
+        needs_all_prompt_logits: bool = False,
+        payload: Any = None,
+    ) -> None:
+        self.request_id = request_id
+        self.index = index
+        self.token_ids: list[int] = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.max_tokens = max_tokens
+        self.max_tokens_clamped = max_tokens_clamped
+        self.needs_all_prompt_logits = needs_all_prompt_logits
+        self.block_table: list[int] = []
+        self.group: RequestGroup | None = None
+        self.state = RequestState.WAITING
+        self.arrival_ns = 0
+        self.arrival_seq = -1
+        self.queued_since_ns = 0
+        self.queue_ns = 0
+        self.started_ns: int | None = None
+        self.finished_ns: int | None = None
+        self.token_times_ns: list[int] = []
+        self.num_preemptions = 0
+        self.num_dropped_tokens = 0
+        self.num_recomputed_tokens = 0
+        self.num_cached_tokens = 0
+        self.finish_reason: str | None = None
+        self.payload = payload
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens made so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the output tokens made so far."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def first_token_ns(self) -> int | None:
+        """When the first output token was committed; None before."""
+        return self.token_times_ns[0] if self.token_times_ns else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended; `finish_reason` says how."""
+        return self.state is RequestState.FINISHED
+
+    def queue_ns_at(self, now_ns: int) -> int:
+        """All time up to `now_ns` in which it was accepted and not running, in ns."""
+        return self.queue_ns + (now_ns - self.queued_since_ns if self.state in QUEUED_STATES else 0)
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, index={self.index}, {self.state.value}, prompt={self.num_prompt_tokens}, "
+            f"output={self.num_output_tokens}/{self.max_tokens}, computed={self.num_computed_tokens})"
+        )
+
+
+class RequestGroup:
+    """The n sequences of one submit, which have one prompt: who computes its KV, who holds it, who waits for it.
+
+    Attributes:
+        requests: all n of them, by index.
+        computing: running ones whose shared part of the prompt (all but its last token) is not computed yet.
+        holders: running ones whose block table holds the shared part, computed by an earlier step.
+        held: ones in state HELD until `holders` has a member or `computing` has none.
+    """
+
+    __slots__ = ("computing", "held", "holders", "requests")
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = tuple(requests)
+        # Dictionaries serve as ordered sets: O(1) removal, and the first member is always the same one.
+        self.computing: dict[Request, None] = {}
+        self.holders: dict[Request, None] = {}
+        self.held: dict[Request, None] = {}
+
+
+def move(request: Request, state: RequestState, now_ns: int) -> None:
+    """Change the state of `request`, the only place that does, and account the time it spent in the queue.
+
+    Raises RuntimeError for a move that LEGAL_MOVES does not have.
+    """
+    if state not in LEGAL_MOVES[request.state]:
+        raise RuntimeError(f"Request {request.request_id!r} cannot move from {request.state.value} to {state.value}.")
+    was_queued = request.state in QUEUED_STATES
+    is_queued = state in QUEUED_STATES
+    if was_queued and not is_queued:
+        request.queue_ns += now_ns - request.queued_since_ns
+    elif is_queued and not was_queued:
+        request.queued_since_ns = now_ns
+    if state is RequestState.PREFILL and request.started_ns is None:
+        request.started_ns = now_ns
+    elif state is RequestState.FINISHED:
+        request.finished_ns = now_ns
+    request.state = state

@@ -1,0 +1,125 @@
+"""What leaves the scheduler and what comes back: the plan of one model pass and its outcomes. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyengine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One model pass: which requests share it, and how many tokens each of them gets.
+
+    The lists `requests`, `num_new_tokens`, `num_computed` and `samples` have one entry a request, in batch order:
+    decodes first, then running prefills, then those that joined. Request i runs its tokens at the positions
+    num_computed[i] to num_computed[i] + num_new_tokens[i] - 1, which are all in its `token_ids`, and its
+    `block_table` has the blocks for them. The lists are the caller's to read, not to change.
+
+    Attributes:
+        step: number of the step, counted from 0.
+        num_new_tokens: tokens of each request in this pass, >= 1.
+        num_computed: tokens of each request that had KV before this pass.
+        samples: whether the newest known token of the request is in this pass, so that it samples its next one.
+        copies: (source block, destination block) pairs to be copied whole, in every layer, before the pass.
+        joined: requests that started or resumed in this step.
+        preempted: requests that lost their KV in this step, to be resumed later.
+        num_decode_tokens / num_prefill_tokens: the sum of num_new_tokens, split by the state at the step's start.
+    """
+
+    step: int
+    requests: list[Request]
+    num_new_tokens: list[int]
+    num_computed: list[int]
+    samples: list[bool]
+    copies: list[tuple[int, int]]
+    joined: list[Request]
+    preempted: list[Request]
+    num_decode_tokens: int
+    num_prefill_tokens: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to run; an empty plan need not be committed."""
+        return not self.requests
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the pass."""
+        return self.num_decode_tokens + self.num_prefill_tokens
+
+
+class Outcome(NamedTuple):
+    """What one request got from a pass: its next token, and how it ended if it did.
+
+    finish_reason is "stop" or "error" as the caller found; the scheduler itself adds "length" at max_tokens.
+    """
+
+    token_id: int
+    finish_reason: str | None = None
+
+
+class PlanDraft:
+    """A plan while it is made: requests are added until the budget of prompt tokens is used up."""
+
+    __slots__ = (
+        "_num_decodes",
+        "_num_prefill_tokens",
+        "budget",
+        "copies",
+        "joined",
+        "num_computed",
+        "num_new_tokens",
+        "preempted",
+        "requests",
+        "samples",
+        "step",
+    )
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.budget = 0
+        self.requests: list[Request] = []
+        self.num_new_tokens: list[int] = []
+        self.num_computed: list[int] = []
+        self.samples: list[bool] = []
+        self.copies: list[tuple[int, int]] = []
+        self.joined: list[Request] = []
+        self.preempted: list[Request] = []
+        self._num_decodes = 0
+        self._num_prefill_tokens = 0
+
+    def add_decodes(self, decodes: list[Request]) -> None:
+        """Add requests that each compute their newest token. Call it once, before any chunk."""
+        self.requests = decodes
+        self.num_new_tokens = [1] * len(decodes)
+        self.num_computed = [request.num_computed_tokens for request in decodes]
+        self.samples = [True] * len(decodes)
+        self._num_decodes = len(decodes)
+
+    def add_chunk(self, request: Request) -> None:
+        """Add as many of the tokens that `request` has yet to compute as the budget (>= 1) allows."""
+        left = request.num_tokens - request.num_computed_tokens
+        count = min(left, self.budget)
+        self.budget -= count
+        self._num_prefill_tokens += count
+        self.requests.append(request)
+        self.num_new_tokens.append(count)
+        self.num_computed.append(request.num_computed_tokens)
+        self.samples.append(count == left)
+
+    def plan(self) -> StepPlan:
+        """The finished plan."""
+        return StepPlan(
+            step=self.step,
+            requests=self.requests,
+            num_new_tokens=self.num_new_tokens,
+            num_computed=self.num_computed,
+            samples=self.samples,
+            copies=self.copies,
+            joined=self.joined,
+            preempted=self.preempted,
+            num_decode_tokens=self._num_decodes,
+            num_prefill_tokens=self._num_prefill_tokens,
+        )

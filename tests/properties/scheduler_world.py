@@ -1,0 +1,304 @@
+"""A world for the scheduler: a clock, an exact ledger of waiting, and a device whose KV cache holds checkable values.
+
+The device computes no numbers. The KV of a token is a fingerprint of all tokens up to it, so a read of a slot that
+was overwritten, never written or copied wrongly is found; the next token is a function of that fingerprint, so any
+token lost, doubled or computed from a wrong context changes the output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyengine.config import SchedulerConfig
+from pyengine.request import LEGAL_MOVES, Request, RequestState
+from pyengine.scheduler import Outcome, Scheduler, StepPlan
+
+QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.HELD)
+VOCABULARY = 50
+
+
+def fingerprint(token_ids: list[int], seed: int = 0) -> int:
+    value = seed
+    for token in token_ids:
+        value = (value * 1_000_003 + token + 1) % (1 << 61)
+    return value
+
+
+def next_token(token_ids: list[int], index: int) -> int:
+    return (fingerprint(token_ids) + 7 * index) % VOCABULARY
+
+
+def expected_output(request: Request, count: int) -> list[int]:
+    """What the request makes when it runs alone and nothing goes wrong."""
+    tokens = request.token_ids[: request.num_prompt_tokens]
+    for _ in range(count):
+        tokens.append(next_token(tokens, request.index))
+    return tokens[request.num_prompt_tokens :]
+
+
+@dataclass
+class Row:
+    request: Request
+    tokens: list[int]
+    table: list[int]
+    num_computed: int
+    num_new: int
+    samples: bool
+
+
+class Device:
+    """KV slots by block. Inputs are read when a step is issued; it runs later, whatever was aborted meanwhile."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.kv: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+
+    def read_inputs(self, plan: StepPlan) -> list[Row]:
+        columns = zip(
+            plan.requests, plan.num_computed, plan.num_new_tokens, plan.samples, strict=True
+        )
+        return [
+            Row(request, list(request.token_ids), list(request.block_table), computed, new, samples)
+            for request, computed, new, samples in columns
+        ]
+
+    def blocks_written(self, rows: list[Row], copies: list[tuple[int, int]]) -> list[int]:
+        written = {destination for _, destination in copies}
+        for row in rows:
+            first, last = row.num_computed, row.num_computed + row.num_new - 1
+            written.update(row.table[first // self.block_size : last // self.block_size + 1])
+        return sorted(written)
+
+    def run(self, rows: list[Row], copies: list[tuple[int, int]]) -> list[int | None]:
+        for source, destination in copies:
+            self.kv[destination] = list(self.kv[source])
+        for row in rows:
+            for position in range(row.num_computed, row.num_computed + row.num_new):
+                block, slot = row.table[position // self.block_size], position % self.block_size
+                self.kv[block][slot] = fingerprint(row.tokens[: position + 1])
+        return [self._sample(row) for row in rows]
+
+    def _sample(self, row: Row) -> int | None:
+        count = row.num_computed + row.num_new
+        value = 0
+        for position in range(count):
+            value = fingerprint(row.tokens[position : position + 1], value)
+            stored = self.kv[row.table[position // self.block_size]][position % self.block_size]
+            assert stored == value, f"{row.request!r} reads a wrong KV at position {position}"
+        return (value + 7 * row.request.index) % VOCABULARY if row.samples else None
+
+
+@dataclass
+class InFlight:
+    plan: StepPlan
+    rows: list[Row]
+
+
+@dataclass
+class World:
+    """One scheduler with everything around it. Every method leaves the invariants checked where they can break."""
+
+    config: SchedulerConfig
+    now_ns: int = 0
+    requests: list[Request] = field(default_factory=list)
+    waited_ns: dict[Request, int] = field(default_factory=dict)
+    in_flight: InFlight | None = None
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.clock_ns = 0
+        self.scheduler = Scheduler(self.config, clock=lambda: self.clock_ns)
+        self.device = Device(self.config.num_blocks, self.config.block_size)
+        self.last_states: dict[Request, RequestState] = {}
+
+    def advance_clock(self, nanoseconds: int) -> None:
+        """Let time pass, or (negative) let the clock jump back, which counts as standing still."""
+        self.clock_ns += nanoseconds
+        passed = max(0, self.clock_ns - self.now_ns)
+        self.now_ns += passed
+        for request in self.requests:
+            if request.state in QUEUED:
+                self.waited_ns[request] += passed
+
+    def make(self, prompt: list[int], max_tokens: int | None, n: int = 1) -> list[Request]:
+        limit, clamped = self.scheduler.clamp_max_tokens(len(prompt), max_tokens)
+        name = f"r{len(self.requests)}"
+        return [Request(name, prompt, limit, index=i, max_tokens_clamped=clamped) for i in range(n)]
+
+    def submit(self, prompt: list[int], max_tokens: int | None, n: int = 1) -> list[Request]:
+        made = self.make(prompt, max_tokens, n)
+        self.scheduler.add(made)
+        for request in made:
+            self.requests.append(request)
+            self.waited_ns[request] = 0
+            self.last_states[request] = RequestState.WAITING
+        return made
+
+    def issue(self) -> StepPlan:
+        """schedule(), and read the inputs of the pass."""
+        before = {request: (request.state, request.num_computed_tokens) for request in self.requests}
+        plan = self.scheduler.schedule()
+        self.steps += 1
+        if not plan.is_empty:
+            self.in_flight = InFlight(plan, self.device.read_inputs(plan))
+        self.check_plan(plan, before)
+        self.check_order(plan)
+        return plan
+
+    def finish_step(self, ends: dict[Request, str] | None = None) -> None:
+        """Run the pass in flight and commit it; `ends` are the requests that end with this token, and how."""
+        assert self.in_flight is not None
+        plan, rows = self.in_flight.plan, self.in_flight.rows
+        self.check_writes()
+        ends = ends or {}
+        outcomes: list[Outcome | None] = []
+        for row, token in zip(rows, self.device.run(rows, plan.copies), strict=True):
+            outcomes.append(None if token is None else Outcome(token, ends.get(row.request)))
+        finished_before = {request: list(request.token_ids) for request in self.requests if request.is_finished}
+        self.in_flight = None
+        self.scheduler.commit(plan, outcomes)
+        for request, tokens in finished_before.items():
+            assert request.token_ids == tokens, "a late result reached a request that had ended"
+        for row in rows:
+            if row.request not in finished_before:
+                assert row.request.num_tokens == len(row.tokens) + row.samples
+
+    def step(self, ends: dict[Request, str] | None = None) -> StepPlan:
+        plan = self.issue()
+        if not plan.is_empty:
+            self.finish_step(ends)
+        return plan
+
+    def drain(self) -> None:
+        """Run until nobody is left, within a bound on steps that a finite load must keep."""
+        if self.in_flight is not None:
+            self.finish_step()
+        tokens = sum(r.num_prompt_tokens + r.max_tokens for r in self.requests if not r.is_finished)
+        bound = self.steps + 20 + 8 * tokens
+        while self.scheduler.has_unfinished:
+            self.advance_clock(1000)
+            plan = self.step()
+            assert not plan.is_empty, "somebody waits, and nothing runs"
+            assert self.steps <= bound, "a finite load does not end"
+            self.check_everything()
+
+    # ---- The properties
+
+    def check_everything(self) -> None:
+        self.check_structures()
+        self.check_tables()
+        self.check_waits()
+        self.check_moves()
+        self.check_outputs()
+        self.check_writes()
+
+    def check_structures(self) -> None:
+        """One container each, refcount = number of tables, free + held + fenced = pool."""
+        self.scheduler.check()
+        live = [request for request in self.requests if not request.is_finished]
+        assert set(live) == set(self.scheduler.unfinished())
+        if not live and self.in_flight is None:
+            assert self.scheduler.num_free_blocks == self.config.num_blocks
+
+    def check_tables(self) -> None:
+        """len(table) * block_size >= tokens with KV or planned, and < known tokens + block_size."""
+        for request in self.requests:
+            room = len(request.block_table) * self.config.block_size
+            if request.state in (RequestState.PREFILL, RequestState.DECODE):
+                assert request.num_computed_tokens <= room < request.num_tokens + self.config.block_size
+            else:
+                assert room == 0
+                assert request.num_computed_tokens == 0
+            if request.state is RequestState.PREFILL:
+                assert room >= request.num_tokens
+                assert request.num_computed_tokens < request.num_tokens
+
+    def check_waits(self) -> None:
+        """queue_ns is exactly the time accepted and not running."""
+        for request in self.requests:
+            assert request.queue_ns_at(self.now_ns) == self.waited_ns[request]
+
+    def check_moves(self) -> None:
+        """No terminal state is left, and no state is reached that legal edges do not reach."""
+        for request in self.requests:
+            last = self.last_states[request]
+            if request.state is not last:
+                assert request.state in _reachable(last), f"{last} -> {request.state}"
+                self.last_states[request] = request.state
+
+    def check_outputs(self) -> None:
+        """Tokens are those that the request makes alone: none lost, none doubled, none from a wrong context."""
+        for request in self.requests:
+            made = request.output_token_ids
+            assert made == expected_output(request, len(made))
+            assert len(made) <= request.max_tokens
+            assert len(request.token_times_ns) == len(made)
+            assert request.is_finished == (request.finish_reason is not None)
+            if request.finish_reason == "length":
+                assert len(made) == request.max_tokens
+
+    def check_writes(self) -> None:
+        """The step in flight writes no block that is free or that two tables hold."""
+        if self.in_flight is None:
+            return
+        pool = self.scheduler._cache.pool
+        free = set(pool.free_blocks())
+        for block in self.device.blocks_written(self.in_flight.rows, self.in_flight.plan.copies):
+            assert block not in free
+            assert pool.refcount(block) <= 1
+
+    def check_plan(self, plan: StepPlan, before: dict[Request, tuple[RequestState, int]]) -> None:
+        """Budget; 1 <= scheduled <= known - computed; every decode is in the plan and has its token."""
+        assert sum(plan.num_new_tokens) == plan.num_tokens <= self.config.max_num_batched_tokens
+        assert len(set(plan.requests)) == len(plan.requests) <= self.config.max_num_seqs
+        decodes = [request for request, (state, _) in before.items() if state is RequestState.DECODE]
+        assert set(decodes) <= {*plan.requests, *plan.preempted}
+        assert not set(plan.preempted) & set(plan.requests)
+        for row_index, request in enumerate(plan.requests):
+            computed, new = plan.num_computed[row_index], plan.num_new_tokens[row_index]
+            assert 1 <= new <= request.num_tokens - computed
+            assert plan.samples[row_index] == (computed + new == request.num_tokens)
+            if request not in plan.joined:
+                assert computed == before[request][1]
+            assert computed < request.num_prompt_tokens or request not in plan.joined
+        assert plan.num_decode_tokens == sum(1 for r in decodes if r in plan.requests)
+        if any(state is not RequestState.FINISHED for state, _ in before.values()):
+            assert not plan.is_empty, "somebody waits, and nothing runs"
+
+    def check_order(self, plan: StepPlan) -> None:
+        """Nobody starts before an earlier one that waits; and the first that waits does wait for something."""
+        computing = {
+            request.group
+            for request, computed in zip(plan.requests, plan.num_computed, strict=True)
+            if request.group and computed < request.num_prompt_tokens - 1
+        }
+        waiting = [
+            request
+            for request in self.requests
+            if request.state in (RequestState.WAITING, RequestState.PREEMPTED) and request.group not in computing
+        ]
+        if not waiting:
+            return
+        first = min(waiting, key=lambda r: r.arrival_seq)
+        assert all(request.arrival_seq < first.arrival_seq for request in plan.joined)
+        running = [r for r in self.requests if r.state in (RequestState.PREFILL, RequestState.DECODE)]
+        needed = -(-first.num_tokens // self.config.block_size)
+        if first.group is not None and any(request.group is first.group for request in running):
+            needed -= (first.num_prompt_tokens - 1) // self.config.block_size
+        spare = int(self.config.watermark * self.config.num_blocks) if running else 0
+        assert (
+            len(running) == self.config.max_num_seqs
+            or plan.num_tokens == self.config.max_num_batched_tokens
+            or needed > self.scheduler.num_free_blocks - spare
+        ), f"{first!r} waits for nothing"
+
+
+def _reachable(state: RequestState) -> set[RequestState]:
+    seen: set[RequestState] = set()
+    todo = [state]
+    while todo:
+        for following in LEGAL_MOVES[todo.pop()]:
+            if following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return seen

@@ -1,0 +1,222 @@
+"""Properties of IncrementalDetokenizer: what is emitted, when, and that the split into pushes does not matter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyengine.text import IncrementalDetokenizer, Tokenizer
+from pyengine.text.detokenizer import DecoderKind
+
+from .conftest import ALL_KINDS, make_tokenizer
+
+EXACT_KINDS = ["byte-level", "llama", "gemma", "metaspace-always", "metaspace-never"]
+TEXTS = ["the fox", "", " wo", "世界", "naïve café", "a🎉", "👩‍👩‍👧", "\n\n", "e\u0301"]
+few = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+text_strategy = st.one_of(
+    st.text(max_size=20),
+    st.text(alphabet="the fox wo 🎉👩\u200d👧👍🏽\u0301é世界한글\n", max_size=20),
+)
+
+
+def deltas(
+    tokenizer: Tokenizer, prompt: Sequence[int], outputs: Sequence[int], split: Sequence[int] = (), *, skip: bool = True
+) -> list[str]:
+    """All pieces of text, with the outputs pushed in groups whose sizes are `split` (then one by one)."""
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip_special_tokens=skip)
+    pieces, position = [], 0
+    for size in split:
+        pieces.append(detokenizer.push(outputs[position : position + size]))
+        position += size
+    pieces += [detokenizer.push([token_id]) for token_id in outputs[position:]]
+    return [*pieces, detokenizer.finish()]
+
+
+def incomplete_suffix(data: bytes) -> bytes:
+    """The longest suffix that is a proper prefix of one UTF-8 character."""
+    for length in (3, 2, 1):
+        suffix = data[-length:]
+        try:
+            suffix.decode()
+        except UnicodeDecodeError as error:
+            if len(suffix) == length and error.start == 0 and error.reason == "unexpected end of data":
+                return suffix
+    return b""
+
+
+def continuation(tokenizer: Tokenizer, prompt: Sequence[int], outputs: Sequence[int], *, skip: bool = True) -> str:
+    """The definition in the docstring of pyengine.text.detokenizer, by decoding everything."""
+    skipped = tokenizer.special_ids if skip else frozenset()
+    prompt_bytes, output_bytes = (
+        b"".join(tokenizer.token_bytes(i) for i in ids if i not in skipped) for ids in (prompt, outputs)
+    )
+    if not output_bytes:
+        return ""
+    tail = incomplete_suffix(prompt_bytes)
+    if tokenizer.decoder_plan.kind is DecoderKind.BYTE_LEVEL:
+        before = prompt_bytes[: len(prompt_bytes) - len(tail)].decode(errors="replace")
+        after = tokenizer.decode([*prompt, *outputs], skip)
+    else:
+        context = tokenizer.encode("the")[-1:] if len(prompt_bytes) > len(tail) else []
+        byte_ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in tail]
+        before = tokenizer.decode(context)
+        after = tokenizer.decode([*context, *byte_ids, *outputs], skip)
+    assert after.startswith(before)
+    return after[len(before) :]
+
+
+@pytest.mark.parametrize("kind", EXACT_KINDS)
+@few
+@given(data=st.data())
+def test_deltas_of_random_ids_add_up_to_the_decode_of_all_of_them(kind: str, data: st.DataObject) -> None:
+    tokenizer = make_tokenizer(kind)
+    # Ids beyond the vocabulary: a model's vocabulary may be padded.
+    ids = st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=24)
+    outputs = data.draw(ids)
+    skip = data.draw(st.booleans())
+    split = data.draw(st.lists(st.integers(0, 4), max_size=8))
+    assert "".join(deltas(tokenizer, [], outputs, split, skip=skip)) == tokenizer.decode(outputs, skip)
+
+
+@pytest.mark.parametrize("kind", EXACT_KINDS)
+@few
+@given(data=st.data())
+def test_deltas_after_a_prompt_add_up_to_the_continuation(kind: str, data: st.DataObject) -> None:
+    tokenizer = make_tokenizer(kind)
+    prompt = tokenizer.encode(data.draw(st.sampled_from(TEXTS)))
+    if data.draw(st.booleans()):
+        prompt = prompt[: data.draw(st.integers(0, len(prompt)))]
+    outputs = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=24))
+    skip = data.draw(st.booleans())
+    got = "".join(deltas(tokenizer, prompt, outputs, data.draw(st.lists(st.integers(0, 4), max_size=8)), skip=skip))
+    assert got == continuation(tokenizer, prompt, outputs, skip=skip)
+
+
+@pytest.mark.parametrize("kind", EXACT_KINDS)
+@few
+@given(prompt_text=text_strategy, output_text=text_strategy)
+def test_decode_of_prompt_and_output_is_the_decode_of_the_prompt_and_then_the_deltas(
+    kind: str, prompt_text: str, output_text: str
+) -> None:
+    tokenizer = make_tokenizer(kind)
+    prompt = tokenizer.encode(prompt_text)
+    outputs = tokenizer.encode(output_text)
+    whole = tokenizer.decode([*prompt, *outputs])
+    assert whole == tokenizer.decode(prompt) + "".join(deltas(tokenizer, prompt, outputs))
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "llama", "gemma"])
+@few
+@given(text=text_strategy.filter(lambda text: "\ufffd" not in text))
+def test_well_formed_output_never_shows_a_replacement_character(kind: str, text: str) -> None:
+    tokenizer = make_tokenizer(kind)
+    prompt = tokenizer.encode("the")
+    pieces = deltas(tokenizer, prompt, tokenizer.encode(text))
+    assert "\ufffd" not in "".join(pieces)
+
+
+@few
+@given(text=text_strategy)
+def test_byte_level_text_is_emitted_with_the_token_that_completes_its_last_character(text: str) -> None:
+    tokenizer = make_tokenizer("byte-level")
+    outputs = tokenizer.encode(text)
+    detokenizer = IncrementalDetokenizer(tokenizer, [])
+    received, emitted = b"", ""
+    for token_id in outputs:
+        received += tokenizer.token_bytes(token_id)
+        emitted += detokenizer.push([token_id])
+        assert emitted == received.decode(errors="ignore")
+
+
+@few
+@given(data=st.data(), cut=st.integers(1, 3))
+def test_a_character_begun_in_the_prompt_is_emitted_whole_and_nothing_before_it(data: st.DataObject, cut: int) -> None:
+    for kind in ("byte-level", "llama"):
+        tokenizer = make_tokenizer(kind)
+        byte_ids = {tokenizer.token_bytes(i): i for i in reversed(range(tokenizer.vocab_size))}
+        character = data.draw(st.sampled_from("🎉👍한ñ"))
+        ids = [byte_ids[bytes([byte])] for byte in character.encode()]
+        cut = min(cut, len(ids) - 1)
+        prompt = [*tokenizer.encode("the"), *ids[:cut]]
+        assert "".join(deltas(tokenizer, prompt, [*ids[cut:], *tokenizer.encode(" the")[-1:]])) == character + " the"
+
+
+@pytest.mark.parametrize("kind", ["word-piece", "end-of-word"])
+@few
+@given(data=st.data())
+def test_decoders_without_a_streaming_form_agree_with_decode_too(kind: str, data: st.DataObject) -> None:
+    tokenizer = make_tokenizer(kind)
+    ids = st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=24)
+    outputs, split = data.draw(ids), data.draw(st.lists(st.integers(0, 4), max_size=8))
+    assert "".join(deltas(tokenizer, [], outputs, split)) == tokenizer.decode(outputs)
+    prompt = [2, *data.draw(ids)]
+    whole = tokenizer.decode([*prompt, *outputs])
+    assert whole == tokenizer.decode(prompt) + "".join(deltas(tokenizer, prompt, outputs, split))
+
+
+def test_the_first_token_after_a_prompt_keeps_its_space_and_without_a_prompt_loses_it() -> None:
+    tokenizer = make_tokenizer("llama")
+    the = tokenizer.token_to_id("▁the")
+    bos = tokenizer.token_to_id("<s>")
+    assert the is not None
+    assert bos is not None
+    assert deltas(tokenizer, tokenizer.encode("fox"), [the])[0] == " the"
+    assert deltas(tokenizer, [bos, *tokenizer.encode("fox")], [the, the])[:2] == [" the", " the"]
+    assert deltas(tokenizer, [bos], [the, the])[:2] == ["the", " the"]
+    assert deltas(tokenizer, [], [the])[0] == "the"
+
+
+def test_certainly_ill_formed_bytes_are_emitted_at_once() -> None:
+    byte_level, llama = make_tokenizer("byte-level"), make_tokenizer("llama")
+    lone = [i for i in range(byte_level.vocab_size) if byte_level.token_bytes(i) == b"\x80"]
+    assert deltas(byte_level, [], lone * 5) == ["\ufffd"] * 5 + [""]
+    lone = [i for i in range(llama.vocab_size) if llama.token_bytes(i) == b"\x80"]
+    assert deltas(llama, [], lone * 5) == ["\ufffd"] * 5 + [""]
+
+
+def test_an_ill_formed_byte_turns_the_whole_byte_fallback_run_into_replacements_as_decode_does() -> None:
+    tokenizer = make_tokenizer("llama")
+    run = [3 + byte for byte in [*"é".encode(), 0xE2, 0x28, 0x41]]
+    pieces = deltas(tokenizer, [], [*run, tokenizer.encode("the")[-1]])
+    assert pieces == ["", "", "", "\ufffd" * 4, "\ufffd", " the", ""]
+    assert "".join(pieces) == tokenizer.decode([*run, tokenizer.encode("the")[-1]])
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "llama"])
+def test_an_incomplete_last_character_is_one_flush_at_the_end(kind: str) -> None:
+    tokenizer = make_tokenizer(kind)
+    byte_ids = {tokenizer.token_bytes(i): i for i in reversed(range(tokenizer.vocab_size))}
+    outputs = [byte_ids[bytes([byte])] for byte in "🎉".encode()[:3]]
+    pieces = deltas(tokenizer, tokenizer.encode("the"), outputs)
+    assert pieces[:-1] == ["", "", ""]
+    assert pieces[-1] == tokenizer.decode([*tokenizer.encode("the"), *outputs])[len("the") :] != ""
+
+
+def test_ids_without_a_token_emit_nothing_and_change_nothing() -> None:
+    for kind in ALL_KINDS:
+        tokenizer = make_tokenizer(kind)
+        strange = [tokenizer.vocab_size, 2**40, -1]
+        outputs = [2, 2]
+        plain = "".join(deltas(tokenizer, [], outputs, skip=False))
+        assert "".join(deltas(tokenizer, strange, [*strange, 2, *strange, 2], skip=False)) == plain != ""
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_time_grows_with_the_tokens_and_not_with_their_square(kind: str) -> None:
+    tokenizer = make_tokenizer(kind)
+
+    def seconds(count: int) -> float:
+        detokenizer = IncrementalDetokenizer(tokenizer, [2] * 100_000)
+        begin = time.perf_counter()
+        for index in range(count):
+            detokenizer.push([2 + index % 4])
+        return time.perf_counter() - begin
+
+    seconds(100)
+    short = min(seconds(1000) for _ in range(3))
+    assert min(seconds(8000) for _ in range(2)) < 8 * short * 4
