@@ -1,4 +1,4 @@
-"""Engine: the public face. It turns prompts into requests, runs step after step, and gives text back as it is made.
+"""Engine: the public face. It turns prompts into requests, runs step after step, and returns text as it is made.
 
 The loop is `schedule -> run -> commit`: Scheduler.schedule() plans a pass, the backend runs it, Scheduler.commit() takes
 the outcomes. Which requests share a pass is decided in pyengine.scheduler alone.
@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Literal
 
@@ -62,6 +63,18 @@ class _Submitted:
     @property
     def is_finished(self) -> bool:
         return all(s.state.finish_reason is not None for s in self.sequences)
+
+
+_Delta = tuple[_Sequence, str, tuple[int, ...], tuple[TokenLogprobs, ...] | None]
+
+
+@dataclass(slots=True)
+class _TakenResults:
+    """What a pass gave: an outcome for each request of the plan, how each completion grew, which requests failed."""
+
+    outcomes: list[Outcome | None]
+    deltas: list[_Delta] = field(default_factory=list)
+    failures: list[tuple[_Submitted, RequestFailed]] = field(default_factory=list)
 
 
 class Engine:
@@ -235,9 +248,9 @@ class Engine:
                     if item.events:
                         item.events.clear()
         finally:
-            for item in accepted:
-                if isinstance(item, _Submitted):
-                    self.abort(item.request_id)
+            for submitted in accepted:
+                if isinstance(submitted, _Submitted):
+                    self.abort(submitted.request_id)
         return [self._output(item) if isinstance(item, _Submitted) else item for item in accepted]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> EventStream:
@@ -361,26 +374,24 @@ class Engine:
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidRequest("prompt is empty; it needs at least one character.", field="prompt", value=prompt)
-            token_ids = self.tokenizer.encode(prompt)
-            text: str | None = prompt
-        elif isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
-            token_ids, text = list(prompt), None
-        else:
+            return prompt, self.tokenizer.encode(prompt)
+        listed: Any = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # an array of ids
+        if not isinstance(listed, Sequence) or isinstance(listed, (bytes, bytearray)):
             raise InvalidRequest(
                 f"prompt is a {type(prompt).__name__}; it must be a string or a list of token ids.", field="prompt"
             )
-        if not token_ids:
+        if not listed:
             raise InvalidRequest("prompt has no tokens; it needs at least one.", field="prompt", value=prompt, limit=1)
         size = self._model.spec.vocab_size
-        for position, token_id in enumerate(token_ids):
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < size:
+        for position, token_id in enumerate(listed):
+            if isinstance(token_id, bool) or not isinstance(token_id, Integral) or not 0 <= int(token_id) < size:
                 raise InvalidRequest(
                     f"prompt has {token_id!r} at position {position}; token ids are integers from 0 to {size - 1}.",
                     field="prompt",
                     value=token_id,
                     limit=size - 1,
                 )
-        return text, token_ids
+        return None, [int(token_id) for token_id in listed]
 
     def _add_sequences(self, submitted: _Submitted) -> None:
         params, prompt = submitted.params, submitted.prompt_token_ids
@@ -428,8 +439,12 @@ class Engine:
             except Exception as error:
                 self._fail(error)
                 return
-            outcomes = self._take_results(plan, rows, row_owners, StepInputs.read(result, len(rows)))
-            self._scheduler.commit(plan, outcomes)
+            taken = self._take_results(plan, rows, row_owners, StepInputs.read(result, len(rows)))
+            self._scheduler.commit(plan, taken.outcomes)
+            for event in taken.deltas:
+                self._emit(*event)
+            for submitted, failure in taken.failures:
+                self._end(submitted, "error", failure)
             for request in plan.requests:
                 self._forget_if_finished(request.payload.owner)
 
@@ -464,45 +479,32 @@ class Engine:
 
     def _take_results(
         self, plan: StepPlan, rows: list[LogitsRow], owners: list[int], result: StepResult
-    ) -> list[Outcome | None]:
-        outcomes: list[Outcome | None] = [None] * len(plan.requests)
+    ) -> _TakenResults:
+        taken = _TakenResults([None] * len(plan.requests))
         token_ids = result.token_ids.tolist()
         for r, (row, i) in enumerate(zip(rows, owners, strict=True)):
             sequence: _Sequence = plan.requests[i].payload
-            if sequence.state.finish_reason is not None:
+            if sequence.request.is_finished:  # aborted since the plan was made, or failed in an earlier row
                 continue
-            token_id = token_ids[r]
-            if token_id < 0:
-                self._end(
-                    sequence.owner,
-                    "error",
-                    RequestFailed(
-                        f"Request {sequence.owner.request_id!r}: the logits of position {row.position} "
-                        "hold no finite value that sampling may choose."
-                    ),
-                )
-            elif row.target >= 0:
-                assert sequence.owner.prompt_logprobs is not None
-                sequence.owner.prompt_logprobs.append(_logprobs(result, r, row.num_logprobs))
-            else:
-                outcomes[i] = self._take_token(sequence, token_id, result, r, row.num_logprobs)
-        return outcomes
-
-    def _take_token(
-        self, sequence: _Sequence, token_id: int, result: StepResult, r: int, num_logprobs: int
-    ) -> Outcome | None:
-        logprobs = _logprobs(result, r, num_logprobs) if num_logprobs >= 0 else None
-        state = sequence.state
-        sequence.row.append(token_id)
-        try:
-            text = state.push(token_id, logprobs, sequence.request.max_tokens)
-        except Exception as error:  # a fault in one request's text ends that request, not the batch
-            failure = RequestFailed(f"Request {sequence.owner.request_id!r}: its text could not be made: {error}")
-            failure.__cause__ = error
-            self._end(sequence.owner, "error", failure)
-            return None
-        self._emit(sequence, text, (token_id,), (logprobs,) if logprobs is not None else None)
-        return Outcome(token_id, state.finish_reason)
+            try:
+                if token_ids[r] < 0:
+                    raise RequestFailed(f"the logits of position {row.position} hold no finite value to choose from")
+                if row.target >= 0:
+                    assert sequence.owner.prompt_logprobs is not None
+                    sequence.owner.prompt_logprobs.append(_logprobs(result, r, row.num_logprobs))
+                    continue
+                logprobs = _logprobs(result, r, row.num_logprobs) if row.num_logprobs >= 0 else None
+                text = sequence.state.push(token_ids[r], logprobs, sequence.request.max_tokens)
+            except Exception as error:  # a fault in one row ends that request, not the batch
+                self._scheduler.abort(sequence.request, "error")
+                failure = RequestFailed(f"Request {sequence.owner.request_id!r} failed: {error}.")
+                failure.__cause__ = error
+                taken.failures.append((sequence.owner, failure))
+                continue
+            sequence.row.append(token_ids[r])
+            taken.outcomes[i] = Outcome(token_ids[r], sequence.state.finish_reason)
+            taken.deltas.append((sequence, text, (token_ids[r],), None if logprobs is None else (logprobs,)))
+        return taken
 
     # Inside: ends and events -----------------------------------------------------------------------------------------
 
@@ -530,6 +532,8 @@ class Engine:
 
     def _end(self, submitted: _Submitted, reason: Literal["abort", "error"], error: PyEngineError | None) -> None:
         """End every completion of one request that has not ended; the others of the batch are not touched."""
+        if submitted.is_finished:
+            return
         submitted.error = error
         for sequence in submitted.sequences:
             if sequence.state.finish_reason is None:
@@ -594,7 +598,7 @@ class Engine:
 
 
 class EventStream(Iterator[StreamEvent]):
-    """The events of one request. Closing it, or losing the last reference to it, aborts the request if it still runs."""
+    """The events of one request. Closing it, or dropping the last reference to it, aborts a request that still runs."""
 
     def __init__(self, engine: Engine, submitted: _Submitted) -> None:
         self._engine = engine
@@ -659,6 +663,8 @@ def _as_prompts(prompts: Any) -> list[Prompt]:
     """A list of prompts, whichever of the accepted forms was given."""
     if isinstance(prompts, str):
         return [prompts]
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
     if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
         raise InvalidRequest(
             f"prompts is a {type(prompts).__name__}; it must be a string, a list of token ids, or a list of these.",
@@ -666,7 +672,7 @@ def _as_prompts(prompts: Any) -> list[Prompt]:
         )
     if not prompts:
         raise InvalidRequest("prompts is an empty list; it needs at least one prompt.", field="prompts", value=prompts)
-    if all(isinstance(item, int) for item in prompts):
+    if all(isinstance(item, Integral) for item in prompts):
         return [prompts]
     return list(prompts)
 

@@ -50,7 +50,7 @@ class QueueFull(PyEngineError):
 
 
 class ModelError(PyEngineError):
-    """A checkpoint, its configuration, its tokenizer or its template cannot be used; the message names what and where."""
+    """A checkpoint, its configuration, tokenizer or template cannot be used; the message names what and where."""
 
 
 class DeviceNotAvailable(PyEngineError):
@@ -66,4 +66,4 @@ class EngineFailed(PyEngineError):
 
 
 class RequestFailed(PyEngineError):
-    """One accepted request could not go on (for example its logits held no finite value); the others were not touched."""
+    """One accepted request could not go on (for example: no finite logit); the others were not touched."""

@@ -19,7 +19,7 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise InvalidRequest(
-            f"kv_cache_memory is {text!r}; write bytes as a number with B, KB, MB, GB, KiB, MiB or GiB, for example '1GiB'.",
+            f"kv_cache_memory is {text!r}; write a number with B, KB, MB, GB, KiB, MiB or GiB, for example '1GiB'.",
             field="kv_cache_memory",
             value=text,
         )
@@ -52,8 +52,8 @@ def plan_kv_blocks(
     wanted = _wanted_bytes(kv_cache_memory, free, most_blocks * block_bytes)
     if wanted > free:
         raise InvalidRequest(
-            f"kv_cache_memory is {kv_cache_memory!r}, {wanted:,} bytes, but {max(free, 0):,} bytes are free after weights "
-            "and workspaces; lower it, max_num_batched_tokens or max_context.",
+            f"kv_cache_memory is {kv_cache_memory!r}, {wanted:,} bytes, but {max(free, 0):,} bytes are free after "
+            "weights and workspaces; lower it, max_num_batched_tokens or max_context.",
             field="kv_cache_memory",
             value=kv_cache_memory,
             limit=max(free, 0),
@@ -80,8 +80,8 @@ def _wanted_bytes(kv_cache_memory: int | float | str, free: int, most: int) -> i
     if isinstance(kv_cache_memory, int) and not isinstance(kv_cache_memory, bool) and kv_cache_memory > 0:
         return kv_cache_memory
     raise InvalidRequest(
-        f"kv_cache_memory is {kv_cache_memory!r}; give bytes as a positive integer, a string such as '1GiB', a fraction of "
-        "the free memory as a float between 0 and 1, or 'auto'.",
+        f"kv_cache_memory is {kv_cache_memory!r}; give bytes as a positive integer, a string such as '1GiB', a "
+        "fraction of the free memory as a float between 0 and 1, or 'auto'.",
         field="kv_cache_memory",
         value=kv_cache_memory,
     )

@@ -1,4 +1,4 @@
-"""From a model's name to everything an engine needs of it: spec, tokenizer, sampling defaults, a backend with its weights."""
+"""From a model's name to what an engine needs of it: spec, tokenizer, sampling defaults, a backend with its weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load_model(
     num_threads: int | None,
     progress: Progress | None,
 ) -> LoadedModel:
-    """Find, check and load a model. Raises ModelError, DeviceNotAvailable or InvalidRequest, each naming what is wrong."""
+    """Find, check and load a model. Raises ModelError, DeviceNotAvailable or InvalidRequest, naming what is wrong."""
     check_device(device)
     if dtype not in ("auto", *DTYPES):
         allowed = ", ".join(("auto", *DTYPES))

@@ -12,26 +12,24 @@ class RequestState(Enum):
 
     WAITING: accepted, not started. PREFILL: running, some known tokens have no KV yet. DECODE: running, each step
     computes its newest token and samples the next. PREEMPTED: waiting again; tokens kept, KV blocks dropped.
-    HELD: waits for an event and not for capacity, outside the scanned queue. FINISHED: `finish_reason` says how.
+    FINISHED: `finish_reason` says how.
     """
 
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
     PREEMPTED = "preempted"
-    HELD = "held"
     FINISHED = "finished"
 
 
 LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.HELD, RequestState.FINISHED}),
+    RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.FINISHED}),
     RequestState.PREFILL: frozenset({RequestState.DECODE, RequestState.PREEMPTED, RequestState.FINISHED}),
     RequestState.DECODE: frozenset({RequestState.PREEMPTED, RequestState.FINISHED}),
-    RequestState.PREEMPTED: frozenset({RequestState.PREFILL, RequestState.HELD, RequestState.FINISHED}),
-    RequestState.HELD: frozenset({RequestState.WAITING, RequestState.PREEMPTED, RequestState.FINISHED}),
+    RequestState.PREEMPTED: frozenset({RequestState.PREFILL, RequestState.FINISHED}),
     RequestState.FINISHED: frozenset(),
 }
-QUEUED_STATES = frozenset({RequestState.WAITING, RequestState.PREEMPTED, RequestState.HELD})
+QUEUED_STATES = frozenset({RequestState.WAITING, RequestState.PREEMPTED})
 
 
 class Request:
@@ -158,23 +156,21 @@ class Request:
 
 
 class RequestGroup:
-    """The n sequences of one submit, which have one prompt: who computes its KV, who holds it, who waits for it.
+    """The n sequences of one submit, which have one prompt: who computes its KV, and who holds it.
 
     Attributes:
         requests: all n of them, by index.
         computing: running ones whose shared part of the prompt (all but its last token) is not computed yet.
         holders: running ones whose block table holds the shared part, computed by an earlier step.
-        held: ones in state HELD until `holders` has a member or `computing` has none.
     """
 
-    __slots__ = ("computing", "held", "holders", "requests")
+    __slots__ = ("computing", "holders", "requests")
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = tuple(requests)
         # Dictionaries serve as ordered sets: O(1) removal, and the first member is always the same one.
         self.computing: dict[Request, None] = {}
         self.holders: dict[Request, None] = {}
-        self.held: dict[Request, None] = {}
 
 
 def move(request: Request, state: RequestState, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""SamplingParams: how the next token is chosen and when a completion ends. Checked when it is made, frozen afterwards."""
+"""SamplingParams: how the next token is chosen and when a completion ends. Checked when made, frozen afterwards."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class SamplingParams:
         _check_int("n", self.n, 1, MAX_N)
         if self.n > 1 and self.temperature == 0:
             raise InvalidRequest(
-                f"n is {self.n} with temperature 0: greedy completions would all be equal; use n=1 or a temperature > 0.",
+                f"n is {self.n} with temperature 0: greedy completions would be equal; use n=1 or a temperature > 0.",
                 field="n",
                 value=self.n,
                 limit=1,
@@ -98,7 +98,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """A copy in which each field that is None takes `defaults[name]`, else its neutral value. `seed` and counts stay."""
+        """A copy in which each field that is None takes `defaults[name]`, else its neutral value; `seed` stays."""
         neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
         chosen = {name: defaults.get(name, value) for name, value in neutral.items() if getattr(self, name) is None}
         if self.max_tokens is None and defaults.get("max_tokens") is not None:

@@ -1,4 +1,4 @@
-"""SamplingRow: one sequence's sampling settings in the form the native step reads, and its token counts for penalties."""
+"""SamplingRow: one sequence's sampling settings as the native step reads them, and its token counts for penalties."""
 
 from __future__ import annotations
 

@@ -66,6 +66,27 @@ struct Bf16 : F32 {  // the even elements, then the odd ones, widened
 };
 #endif
 
+// acc[r][v] += operand v of the step, times the factor of row r. Operands come from `operand(v)`; whichever are fewer,
+// operands or factors, are kept in registers (the arithmetic of each accumulator is the same).
+template <class Type, int kRows, int kCount, typename Operand>
+PYENGINE_INLINE void multiply_step(const Operand& operand, const float* factors, int stride, Vec (&acc)[kRows][kCount]) {
+    if constexpr (kRows < kCount) {
+        typename Type::Operand factor[kRows];
+        for (int r = 0; r < kRows; ++r) factor[r] = Type::spread(factors + r * stride);
+        for (int v = 0; v < kCount; ++v) {
+            const auto loaded = operand(v);
+            for (int r = 0; r < kRows; ++r) acc[r][v] = Type::multiply_add(loaded, factor[r], acc[r][v]);
+        }
+    } else {
+        typename Type::Operand loaded[kCount];
+        for (int v = 0; v < kCount; ++v) loaded[v] = operand(v);
+        for (int r = 0; r < kRows; ++r) {
+            const auto factor = Type::spread(factors + r * stride);
+            for (int v = 0; v < kCount; ++v) acc[r][v] = Type::multiply_add(loaded[v], factor, acc[r][v]);
+        }
+    }
+}
+
 // With few rows the memory is the limit: the values of the same tokens, as many bytes, are fetched beside the keys.
 template <int kRows>
 constexpr bool kFetchesValues = kRows <= 4;
@@ -86,13 +107,10 @@ void score_columns(const float* queries, const void* const* keys, [[maybe_unused
         if constexpr (kFetchesValues<kRows>)
             for (int c = 0; c < kColumns; ++c) prefetch(static_cast<const char*>(values[c]) + step * kVecs * kVecBytes);
         for (int part = 0; part < Type::kParts; ++part) {
-            typename Type::Operand key[kCount];
-            for (int v = 0; v < kCount; ++v)
-                key[v] = Type::load_part(page[v / kVecs] + (step * kVecs + v % kVecs) * kVecBytes, part);
-            for (int r = 0; r < kRows; ++r) {
-                const auto query = Type::spread(queries + r * kQueryStride + step * Type::kParts + part);
-                for (int v = 0; v < kCount; ++v) acc[r][v] = Type::multiply_add(key[v], query, acc[r][v]);
-            }
+            const auto key = [&](int v) __attribute__((always_inline)) {
+                return Type::load_part(page[v / kVecs] + (step * kVecs + v % kVecs) * kVecBytes, part);
+            };
+            multiply_step<Type>(key, queries + step * Type::kParts + part, kQueryStride, acc);
         }
     }
     for (int r = 0; r < kRows; ++r)
@@ -117,12 +135,10 @@ PYENGINE_INLINE void weigh_step(const char* page, const float* weights, int firs
                                 Vec (&acc)[kRows][kCount]) {
     constexpr int kVecBytes = kLanes * Type::kStep * Type::kBytes;
     for (int part = first_part; part < last_part; ++part) {
-        typename Type::Operand value[kCount];
-        for (int v = 0; v < kCount; ++v) value[v] = Type::load_part(page + v * kVecBytes, part);
-        for (int r = 0; r < kRows; ++r) {
-            const auto weight = Type::spread(weights + r * kScoreStride + part);
-            for (int v = 0; v < kCount; ++v) acc[r][v] = Type::multiply_add(value[v], weight, acc[r][v]);
-        }
+        const auto value = [&](int v) __attribute__((always_inline)) {
+            return Type::load_part(page + v * kVecBytes, part);
+        };
+        multiply_step<Type>(value, weights + part, kScoreStride, acc);
     }
 }
 

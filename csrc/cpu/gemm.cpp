@@ -16,6 +16,9 @@ size_t packed_weight_bytes(DType dtype, int64_t n, int64_t k) {
 
 namespace {
 
+constexpr int64_t kPiecesPerThread = 2;
+constexpr int64_t kRowsWorthATask = 48;
+
 // Columns [first, last) of one panel from as many rows of the weight; columns up to `filled` become zero. Steps of k
 // are elements (Element = float or uint16_t) or pairs of bf16 (Element = uint32_t). Reads the source once, in pieces of
 // a cache line per row, and writes whole lines of the panel.
@@ -82,7 +85,6 @@ void gemm(Context& context, const Matrix& x, const Linear& linear, const Matrix&
     const auto run = cpu::select_gemm_kernels(context.isa).run[static_cast<int>(linear.dtype)];
     const int64_t panels = cpu::panels_of(linear.n);
     // Panels are what is split; rows too where there are many of them and too few panels to keep all threads busy.
-    const int64_t kRowsWorthATask = 48;
     const int64_t wanted = (4 * context.pool.num_threads() + panels - 1) / panels;
     const int64_t row_groups = std::max<int64_t>(1, std::min(wanted, x.rows / kRowsWorthATask));
     const int64_t rows_per_group = (x.rows + row_groups - 1) / row_groups;
@@ -105,8 +107,12 @@ void gemm(Context& context, const Matrix& x, const Linear& linear, const Matrix&
             begin += last - first;
         }
     };
+    // Few pieces, each a run of neighbouring panels, as equal as they can be: a tile prefetches into the next panel.
     const int64_t tasks = panels * row_groups;
-    context.pool.parallel_for(tasks, context.pool.even_grain(tasks, 16), body);
+    const int64_t pieces = std::min<int64_t>(tasks, kPiecesPerThread * context.pool.num_threads());
+    context.pool.parallel_for(pieces, 1, [&](int64_t begin, int64_t end, int thread) {
+        body(begin * tasks / pieces, end * tasks / pieces, thread);
+    });
 }
 
 }  // namespace pyengine::ops

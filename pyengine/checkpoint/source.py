@@ -48,9 +48,9 @@ def resolve_model(
         return ResolvedModel(smollm2.smollm2_folder(progress), smollm2.NAME)
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
-    if path.is_dir():
+    if text and path.is_dir():
         return ResolvedModel(path, path.resolve().name)
-    if path.exists():
+    if text and path.exists():
         kind = "GGUF files are not loaded directly" if path.suffix == ".gguf" else "a single file is not a model"
         raise ModelError(f"{path} is a file: {kind}; give the folder that holds config.json and *.safetensors.")
     if isinstance(name_or_path, str) and _HUB_ID.fullmatch(text):

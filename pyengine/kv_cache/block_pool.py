@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 
 
 class BlockPool:
@@ -92,7 +92,7 @@ class BlockPool:
         """Raise AssertionError unless each block is exactly one of free, held and fenced, and the counts say so."""
         free = list(islice(self.free_blocks(), self.num_blocks + 1))
         ring = [self.num_blocks, *free, self.num_blocks]
-        for before, block in zip(ring, ring[1:], strict=False):
+        for before, block in pairwise(ring):
             assert self._previous[block] == before, f"links around block {block} of the free list disagree"
         fenced = [block for blocks in self._fenced.values() for block in blocks]
         held = [block for block in range(self.num_blocks) if self._refcounts[block]]

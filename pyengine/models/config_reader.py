@@ -37,6 +37,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "attention_chunk_size": (None,),
     "attn_temperature_tuning": (None, False, 0),
     "use_moe": (None, False),
+    "use_mrope": (None, False),
 }
 # The same for whole groups of names: soft caps, experts, multipliers, mu-parametrisation.
 NEUTRAL_PATTERNS: tuple[tuple[re.Pattern[str], tuple[Any, ...]], ...] = (

@@ -49,9 +49,9 @@ def rope_spec(reader: ConfigReader, head_dim: int) -> RopeSpec:
     if not isinstance(found, Mapping):
         raise reader.refuse(section, found, "an object or null")
     kind = found.get("rope_type", found.get("type", "default"))
+    if any(isinstance(value, Mapping) for value in found.values()):
+        raise reader.refuse(section, dict(found), "one rope for all layers; a rope per layer type is not handled")
     if not isinstance(kind, str) or kind not in ROPE_KEYS:
-        if any(isinstance(value, Mapping) for value in found.values()):
-            raise reader.refuse(section, dict(found), "one rope for all layers; a rope per layer type is not handled")
         raise reader.refuse(f"{section}.rope_type", kind, "one of " + ", ".join(ROPE_KEYS))
     return RopeSpec(
         base=_rope_number(reader, section, found, "rope_theta", DEFAULT_ROPE_THETA, 1.0),

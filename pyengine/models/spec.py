@@ -1,4 +1,4 @@
-"""DecoderSpec: a decoder-only transformer described as data. What a model family produces and the native step consumes."""
+"""DecoderSpec: a decoder-only transformer described as data; families produce it, the native step consumes it."""
 
 from __future__ import annotations
 

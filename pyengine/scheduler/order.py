@@ -46,9 +46,9 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    def first(self) -> Request:
-        """The first in order. Raises IndexError when nobody waits."""
-        return self._requests[0]
+    def __getitem__(self, place: int) -> Request:
+        """The request at this place in the order; 0 is the first."""
+        return self._requests[place]
 
     def add(self, request: Request) -> None:
         """Put `request` at its place; at the back in O(1)."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pyengine.request import Request
 from pyengine.scheduler.order import WaitingQueue
-from pyengine.scheduler.verdict import Verdict
+from pyengine.scheduler.verdict import Reason, Verdict
 
 
 class Packing(Protocol):
@@ -16,18 +16,26 @@ class Packing(Protocol):
     name: str
 
     def admit(self, waiting: WaitingQueue, try_start: Callable[[Request], Verdict]) -> None:
-        """Try requests of `waiting`. One that starts, or is held, leaves the queue."""
+        """Try requests of `waiting`. One that starts has left the queue when `try_start` returns."""
         ...
 
 
 class StrictOrder:
-    """Nobody passes: the first that does not fit ends the step's admissions."""
+    """Nobody passes: the first that does not fit ends the step's admissions.
+
+    One that waits for its own siblings does not lack room, so it holds up nobody else.
+    """
 
     name = "none"
 
     def admit(self, waiting: WaitingQueue, try_start: Callable[[Request], Verdict]) -> None:
-        while waiting and not try_start(waiting.first()).blocks_those_behind:
-            pass
+        place = 0
+        while place < len(waiting):
+            verdict = try_start(waiting[place])
+            if verdict.reason is Reason.SHARED_PREFIX_PENDING:
+                place += 1
+            elif not verdict.starts:
+                return
 
 
 PACKINGS: dict[str, type[Packing]] = {StrictOrder.name: StrictOrder}

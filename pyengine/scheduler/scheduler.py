@@ -11,7 +11,7 @@ from pyengine.config import SchedulerConfig
 from pyengine.errors import InvalidRequest, NeverFits, QueueFull
 from pyengine.kv_cache.blocks import num_blocks_for
 from pyengine.kv_cache.kv_cache import KVCache
-from pyengine.request import Request, RequestGroup, RequestState, move
+from pyengine.request import QUEUED_STATES, Request, RequestGroup, RequestState, move
 from pyengine.scheduler.capacity import CAPACITIES, Capacity
 from pyengine.scheduler.latency import Latency, NoLimit
 from pyengine.scheduler.order import ORDERS, Order, WaitingQueue
@@ -31,7 +31,6 @@ class Scheduler:
     Each live request is in exactly one container, by its state:
 
         WAITING, PREEMPTED   _waiting      sorted by the order, scanned by each step
-        HELD                 _held         not scanned; woken by an event
         PREFILL              _prefilling   given as many tokens as the budget allows
         DECODE               _decoding     given one token in each step, always
 
@@ -50,7 +49,6 @@ class Scheduler:
         self._victim: Victim = LatestArrival()
         self._waiting = WaitingQueue(self._order)
         # Dictionaries serve as ordered sets with O(1) removal.
-        self._held: dict[Request, None] = {}
         self._prefilling: dict[Request, None] = {}
         self._decoding: dict[Request, None] = {}
         # A timing wheel over block_size steps. A decode gains one token a step, so it needs its next block every
@@ -158,16 +156,21 @@ class Scheduler:
             return
         if plan is not self._in_flight:
             raise RuntimeError(f"Step {plan.step} is not in flight: it was committed before, or never scheduled here.")
-        sampled = _sampled(plan, outcomes)
+        _check_outcomes(plan, outcomes)
         self._in_flight = None
         self._cache.pool.lift_fence(plan.step)
         now_ns = self._now()
-        for request, outcome in sampled:
-            request.token_ids.append(outcome.token_id)
+        finished = RequestState.FINISHED
+        for request, samples, outcome in zip(plan.requests, plan.samples, outcomes, strict=True):
+            if outcome is None or not samples or request.state is finished:
+                continue
+            token_id, finish_reason = outcome
+            token_ids = request.token_ids
+            token_ids.append(token_id)
             request.token_times_ns.append(now_ns)
-            if outcome.finish_reason is not None:
-                self._finish(request, outcome.finish_reason, now_ns)
-            elif len(request.token_ids) - request.num_prompt_tokens == request.max_tokens:
+            if finish_reason is not None:
+                self._finish(request, finish_reason, now_ns)
+            elif len(token_ids) - request.num_prompt_tokens == request.max_tokens:
                 self._finish(request, "length", now_ns)
 
     def _grow_decodes(self, draft: PlanDraft, now_ns: int) -> None:
@@ -193,7 +196,6 @@ class Scheduler:
             return Verdict(Reason.TOKEN_BUDGET, 1, 0)
         prefix = self._cache.find_prefix(request)
         if prefix is None:
-            self._hold(request, now_ns)
             return Verdict(Reason.SHARED_PREFIX_PENDING)
         verdict = self._capacity.judge(request, prefix, self.num_running)
         if verdict.reason is not None:
@@ -227,32 +229,26 @@ class Scheduler:
                 self._bucket(request)[request] = None
                 move(request, RequestState.DECODE, now_ns)
             self._cache.computed(request)
-            self._wake_siblings(request, now_ns)
 
     # ---- Leaving the batch
 
     def _preempt(self, request: Request, now_ns: int) -> None:
         """Drop the KV of a running request and put it back to its place in the order; its tokens stay."""
         num_dropped = request.num_computed_tokens
-        self._take_out(request, now_ns)
+        self._take_out(request)
         move(request, RequestState.PREEMPTED, now_ns)
         request.num_preemptions += 1
         request.num_dropped_tokens = num_dropped
         self._waiting.add(request)
 
     def _finish(self, request: Request, reason: str, now_ns: int) -> None:
-        self._take_out(request, now_ns)
+        self._take_out(request)
         move(request, RequestState.FINISHED, now_ns)
         request.finish_reason = reason
 
-    def _take_out(self, request: Request, now_ns: int) -> None:
+    def _take_out(self, request: Request) -> None:
         """Take `request` out of its container and its blocks back."""
-        if request.state is RequestState.HELD:
-            del self._held[request]
-            assert request.group is not None
-            del request.group.held[request]
-            return
-        if request.state in (RequestState.WAITING, RequestState.PREEMPTED):
+        if request.state in QUEUED_STATES:
             self._waiting.remove(request)
             return
         if request.state is RequestState.DECODE:
@@ -266,39 +262,18 @@ class Scheduler:
             self._cache.release(request, fence=plan.step, num_settled_tokens=plan.num_computed[place])
         else:
             self._cache.release(request)
-        self._wake_siblings(request, now_ns)
-
-    # ---- Siblings that wait for a prompt which another of them computes
-
-    def _hold(self, request: Request, now_ns: int) -> None:
-        assert request.group is not None
-        self._waiting.remove(request)
-        move(request, RequestState.HELD, now_ns)
-        request.group.held[request] = None
-        self._held[request] = None
-
-    def _wake_siblings(self, request: Request, now_ns: int) -> None:
-        """Put held siblings of `request` back in the queue once the prompt is computed, or nobody computes it."""
-        group = request.group
-        if group is None or not group.held or (group.computing and not group.holders):
-            return
-        for sibling in group.held:
-            del self._held[sibling]
-            move(sibling, RequestState.PREEMPTED if sibling.num_preemptions else RequestState.WAITING, now_ns)
-            self._waiting.add(sibling)
-        group.held.clear()
 
     # ---- What can be asked
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is waiting, held or running."""
+        """Whether any request is waiting or running."""
         return self.num_waiting + self.num_running > 0
 
     @property
     def num_waiting(self) -> int:
-        """Requests that are accepted and not running: waiting, preempted or held."""
-        return len(self._waiting) + len(self._held)
+        """Requests that are accepted and not running: waiting or preempted."""
+        return len(self._waiting)
 
     @property
     def num_running(self) -> int:
@@ -320,16 +295,15 @@ class Scheduler:
         return chain(self._decoding, self._prefilling)
 
     def unfinished(self) -> list[Request]:
-        """All live requests: running, waiting in order, held."""
-        return [*self.running(), *self._waiting, *self._held]
+        """All live requests: running, then waiting in order."""
+        return [*self.running(), *self._waiting]
 
     def check(self) -> None:
         """Raise AssertionError where state, containers, block tables and pool disagree. For tests; O(everything)."""
         places = (
             (self._decoding, (RequestState.DECODE,)),
             (self._prefilling, (RequestState.PREFILL,)),
-            (self._waiting, (RequestState.WAITING, RequestState.PREEMPTED)),
-            (self._held, (RequestState.HELD,)),
+            (self._waiting, QUEUED_STATES),
         )
         for container, states in places:
             for request in container:
@@ -369,15 +343,12 @@ class Scheduler:
             )
 
 
-def _sampled(plan: StepPlan, outcomes: Sequence[Outcome | None]) -> list[tuple[Request, Outcome]]:
-    """The live requests of `plan` that sampled, each with its outcome."""
+def _check_outcomes(plan: StepPlan, outcomes: Sequence[Outcome | None]) -> None:
+    """Raise ValueError unless there is one for each request of `plan` that samples and is still live."""
     if len(outcomes) != len(plan.requests):
         raise ValueError(f"Step {plan.step} has {len(plan.requests)} requests, but {len(outcomes)} outcomes came.")
-    sampled = []
+    if None not in outcomes:
+        return
     for request, samples, outcome in zip(plan.requests, plan.samples, outcomes, strict=True):
-        if not samples or request.is_finished:
-            continue
-        if outcome is None:
+        if outcome is None and samples and not request.is_finished:
             raise ValueError(f"Step {plan.step} has no outcome for {request!r}, which samples.")
-        sampled.append((request, outcome))
-    return sampled

@@ -27,6 +27,6 @@ class Verdict(NamedTuple):
     have: int = 0
 
     @property
-    def blocks_those_behind(self) -> bool:
-        """Whether the request stays in the queue, first in order of those not started."""
-        return self.reason is not None and self.reason is not Reason.SHARED_PREFIX_PENDING
+    def starts(self) -> bool:
+        """Whether the request was started."""
+        return self.reason is None

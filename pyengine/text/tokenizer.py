@@ -66,7 +66,8 @@ class Tokenizer:
         self.decoder_plan: DecoderPlan = plan_decoder(_decoder_state(backend))
         self._pieces: dict[int, str | int | None] = {}
         self._bytes: dict[int, bytes] = {}
-        self.adds_bos = self.bos_token_id is not None and self.encode("a")[:1] == [self.bos_token_id]
+        # Also shows at load whether the post-processor works at all.
+        self.adds_bos = self.encode("")[:1] == [self.bos_token_id]
 
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:
@@ -108,7 +109,9 @@ class Tokenizer:
         _check_text(text, field)
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception as error:  # the library has no narrower type
+        except BaseException as error:
+            if not _is_library_failure(error):
+                raise
             raise ModelError(f"The tokenizer in {self.source} cannot encode this text: {error}.") from error
         return ids
 
@@ -235,6 +238,11 @@ def _check_text(text: object, field: str) -> None:
         ) from error
 
 
+def _is_library_failure(error: BaseException) -> bool:
+    """Whether `error` is one of the tokenizers library, which raises bare Exception, or a panic outside Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def _load_backend(file: Path) -> Backend:
     from tokenizers import Tokenizer as Backend
 
@@ -242,7 +250,9 @@ def _load_backend(file: Path) -> Backend:
         raise ModelError(f"{file} is missing; a model folder needs a tokenizer.json (a Hugging Face fast tokenizer).")
     try:
         return Backend.from_file(str(file))
-    except Exception as error:  # the library has no narrower type
+    except BaseException as error:
+        if not _is_library_failure(error):
+            raise
         raise ModelError(f"{file} is not a usable tokenizer.json: {error}.") from error
 
 

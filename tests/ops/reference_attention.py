@@ -136,20 +136,20 @@ def random_rows(rng: np.random.Generator, length: int, heads: Heads, dtype: str)
     return TokenRows(q, k, v)
 
 
-def reference_attention(rows: TokenRows, heads: Heads, round_queries: bool = False) -> F64:
-    """Causal attention [L, num_heads, head_dim]. `round_queries`: of the scaled queries as bf16, as dot instructions
-    take them."""
-    q = rows.q * np.float32(heads.scale)
-    q = (rounded(q, "bf16") if round_queries else q).astype(np.float64)
+def reference_attention(rows: TokenRows, heads: Heads, round_queries: bool = False, last: int | None = None) -> F64:
+    """Causal attention [tokens, num_heads, head_dim] of all, or the `last`, tokens. `round_queries`: of the scaled
+    queries as bf16, as dot instructions take them."""
+    q = rows.q[0 if last is None else len(rows.q) - last :] * np.float32(heads.scale)
+    q = (rounded(q, "bf16") if round_queries else q).astype(np.float64).transpose(1, 0, 2)
     group = heads.num_heads // heads.num_kv_heads
-    k = np.repeat(rows.k, group, axis=1).astype(np.float64)
-    v = np.repeat(rows.v, group, axis=1).astype(np.float64)
-    scores = np.einsum("qhd,khd->hqk", q, k)
-    distance = np.arange(len(q))[:, None] - np.arange(len(q))[None, :]
+    k = np.repeat(rows.k, group, axis=1).astype(np.float64).transpose(1, 2, 0)
+    v = np.repeat(rows.v, group, axis=1).astype(np.float64).transpose(1, 0, 2)
+    positions = np.arange(len(rows.q))
+    distance = positions[-q.shape[1] :, None] - positions[None, :]
     visible = distance >= 0 if heads.window == 0 else (distance >= 0) & (distance < heads.window)
-    scores = np.where(visible, scores, -np.inf)
+    scores = np.where(visible, q @ k, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.einsum("hqk,khd->qhd", weights / weights.sum(axis=-1, keepdims=True), v)
+    return (weights / weights.sum(axis=-1, keepdims=True) @ v).transpose(1, 0, 2)
 
 
 Step = Sequence[tuple[int, int]]  # (sequence, number of its next tokens) of one call
@@ -198,23 +198,16 @@ class PagedRun:
             block_tables=self.tables[[s for s, _ in step]],
         )
 
-    def run(self, schedule: Sequence[Step]) -> list[NDArray]:
-        """The outputs [tokens done, num_heads, head_dim] of each sequence, in the bits of out_dtype."""
+    def run(self, schedule: Sequence[Step], stored: Sequence[int] | None = None) -> list[NDArray]:
+        """The outputs [tokens, num_heads, head_dim] of each sequence, in the bits of out_dtype. `stored`: how many
+        tokens of each sequence are in the pages already."""
         h, d = self.heads.num_heads, self.heads.head_dim
-        done = [0] * len(self.rows)
+        done = [0] * len(self.rows) if stored is None else list(stored)
         outputs: list[list[NDArray]] = [[] for _ in self.rows]
-        cos, sin = rope_tables(max(len(r.q) for r in self.rows), 0)
         for step in schedule:
             batch = self.batch(step, done)
-            qkv = np.concatenate(
-                [np.concatenate([r[done[s] : done[s] + n].reshape(n, -1) for r in (rows.q, rows.k, rows.v)], axis=1)
-                 for s, n in step for rows in [self.rows[s]]]
-            )  # fmt: skip
-            q = np.full((len(qkv), h * d + 5), np.nan, np.float32)[:, : h * d]
-            ops.rope_and_store(
-                self.context, qkv, ops.RopeAndNorm(cos, sin), self.heads.shape(), batch, q, self.kv()
-            )
-            guarded = np.full((len(qkv) + 1, h * d + 7), 77, NUMPY_DTYPE[self.out_dtype])
+            q = self.store(step, done, batch)
+            guarded = np.full((len(q) + 1, h * d + 7), 77, NUMPY_DTYPE[self.out_dtype])
             ops.attention(self.context, q, self.kv(), self.heads.shape(), batch, guarded[:-1, : h * d])
             assert (guarded[-1] == 77).all() and (guarded[:, h * d :] == 77).all(), "written beyond the rows of out"
             at = 0
@@ -223,6 +216,20 @@ class PagedRun:
                 done[s] += n
                 at += n
         return [np.concatenate(parts) if parts else np.empty((0, h, d)) for parts in outputs]
+
+    def store(self, step: Step, done: Sequence[int], batch: ops.Batch | None = None) -> F32:
+        """Writes the keys and values of a step; returns its queries, as rows that lie apart in memory."""
+        width = self.heads.num_heads * self.heads.head_dim
+        parts = []
+        for s, n in step:
+            rows = self.rows[s]
+            parts.append(np.concatenate([r[done[s] : done[s] + n].reshape(n, -1) for r in (rows.q, rows.k, rows.v)], 1))
+        qkv = np.concatenate(parts)
+        q = np.full((len(qkv), width + 5), np.nan, np.float32)[:, :width]
+        rope = ops.RopeAndNorm(*rope_tables(max(len(r.q) for r in self.rows), 0))
+        batch = self.batch(step, done) if batch is None else batch
+        ops.rope_and_store(self.context, qkv, rope, self.heads.shape(), batch, q, self.kv())
+        return q
 
 
 def in_chunks(length: int, size: int, seq: int = 0) -> list[Step]:

@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 import pytest
-import reference_sampling as ref
-from reference_sampling import Row
 
 from pyengine import _cpu
+
+from . import reference_sampling as ref
+from .reference_sampling import Row
 
 ops = _cpu.ops
 F32 = np.float32

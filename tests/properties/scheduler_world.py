@@ -7,33 +7,37 @@ token lost, doubled or computed from a wrong context changes the output.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
 
 from pyengine.config import SchedulerConfig
-from pyengine.request import LEGAL_MOVES, Request, RequestState
+from pyengine.request import LEGAL_MOVES, QUEUED_STATES, Request, RequestState
 from pyengine.scheduler import Outcome, Scheduler, StepPlan
 
-QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.HELD)
 VOCABULARY = 50
+MAX_OUTPUTS = 300
 
 
-def fingerprint(token_ids: list[int], seed: int = 0) -> int:
-    value = seed
-    for token in token_ids:
-        value = (value * 1_000_003 + token + 1) % (1 << 61)
-    return value
+def fingerprints(token_ids: Sequence[int]) -> list[int]:
+    """For each position, a number that depends on all the tokens up to it."""
+    return list(accumulate(token_ids, lambda value, token: (value * 1_000_003 + token + 1) % (1 << 61), initial=0))[1:]
 
 
-def next_token(token_ids: list[int], index: int) -> int:
-    return (fingerprint(token_ids) + 7 * index) % VOCABULARY
+def next_token(last_fingerprint: int, index: int) -> int:
+    return (last_fingerprint + 7 * index) % VOCABULARY
 
 
-def expected_output(request: Request, count: int) -> list[int]:
-    """What the request makes when it runs alone and nothing goes wrong."""
-    tokens = request.token_ids[: request.num_prompt_tokens]
+@lru_cache(maxsize=4096)
+def expected_output(prompt: tuple[int, ...], index: int, count: int) -> list[int]:
+    """What a request makes when it runs alone and nothing goes wrong."""
+    tokens = list(prompt)
+    value = fingerprints(tokens)[-1]
     for _ in range(count):
-        tokens.append(next_token(tokens, request.index))
-    return tokens[request.num_prompt_tokens :]
+        tokens.append(next_token(value, index))
+        value = (value * 1_000_003 + tokens[-1] + 1) % (1 << 61)
+    return tokens[len(prompt) :]
 
 
 @dataclass
@@ -54,9 +58,7 @@ class Device:
         self.kv: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
 
     def read_inputs(self, plan: StepPlan) -> list[Row]:
-        columns = zip(
-            plan.requests, plan.num_computed, plan.num_new_tokens, plan.samples, strict=True
-        )
+        columns = zip(plan.requests, plan.num_computed, plan.num_new_tokens, plan.samples, strict=True)
         return [
             Row(request, list(request.token_ids), list(request.block_table), computed, new, samples)
             for request, computed, new, samples in columns
@@ -73,19 +75,17 @@ class Device:
         for source, destination in copies:
             self.kv[destination] = list(self.kv[source])
         for row in rows:
+            values = fingerprints(row.tokens)
             for position in range(row.num_computed, row.num_computed + row.num_new):
-                block, slot = row.table[position // self.block_size], position % self.block_size
-                self.kv[block][slot] = fingerprint(row.tokens[: position + 1])
+                self.kv[row.table[position // self.block_size]][position % self.block_size] = values[position]
         return [self._sample(row) for row in rows]
 
     def _sample(self, row: Row) -> int | None:
         count = row.num_computed + row.num_new
-        value = 0
-        for position in range(count):
-            value = fingerprint(row.tokens[position : position + 1], value)
-            stored = self.kv[row.table[position // self.block_size]][position % self.block_size]
-            assert stored == value, f"{row.request!r} reads a wrong KV at position {position}"
-        return (value + 7 * row.request.index) % VOCABULARY if row.samples else None
+        values = fingerprints(row.tokens[:count])
+        stored = [slot for block in row.table for slot in self.kv[block]]
+        assert stored[:count] == values, f"{row.request!r} reads a wrong KV"
+        return next_token(values[-1], row.request.index) if row.samples else None
 
 
 @dataclass
@@ -106,19 +106,16 @@ class World:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        self.clock_ns = 0
-        self.scheduler = Scheduler(self.config, clock=lambda: self.clock_ns)
+        self.scheduler = Scheduler(self.config, clock=lambda: self.now_ns)
         self.device = Device(self.config.num_blocks, self.config.block_size)
         self.last_states: dict[Request, RequestState] = {}
 
     def advance_clock(self, nanoseconds: int) -> None:
-        """Let time pass, or (negative) let the clock jump back, which counts as standing still."""
-        self.clock_ns += nanoseconds
-        passed = max(0, self.clock_ns - self.now_ns)
-        self.now_ns += passed
+        """Let time pass."""
+        self.now_ns += nanoseconds
         for request in self.requests:
-            if request.state in QUEUED:
-                self.waited_ns[request] += passed
+            if request.state in QUEUED_STATES:
+                self.waited_ns[request] += nanoseconds
 
     def make(self, prompt: list[int], max_tokens: int | None, n: int = 1) -> list[Request]:
         limit, clamped = self.scheduler.clamp_max_tokens(len(prompt), max_tokens)
@@ -127,6 +124,7 @@ class World:
 
     def submit(self, prompt: list[int], max_tokens: int | None, n: int = 1) -> list[Request]:
         made = self.make(prompt, max_tokens, n)
+        assert made[0].max_tokens <= MAX_OUTPUTS
         self.scheduler.add(made)
         for request in made:
             self.requests.append(request)
@@ -229,8 +227,8 @@ class World:
     def check_outputs(self) -> None:
         """Tokens are those that the request makes alone: none lost, none doubled, none from a wrong context."""
         for request in self.requests:
-            made = request.output_token_ids
-            assert made == expected_output(request, len(made))
+            made, prompt = request.output_token_ids, tuple(request.token_ids[: request.num_prompt_tokens])
+            assert made == expected_output(prompt, request.index, MAX_OUTPUTS)[: len(made)]
             assert len(made) <= request.max_tokens
             assert len(request.token_times_ns) == len(made)
             assert request.is_finished == (request.finish_reason is not None)
@@ -273,9 +271,7 @@ class World:
             if request.group and computed < request.num_prompt_tokens - 1
         }
         waiting = [
-            request
-            for request in self.requests
-            if request.state in (RequestState.WAITING, RequestState.PREEMPTED) and request.group not in computing
+            request for request in self.requests if request.state in QUEUED_STATES and request.group not in computing
         ]
         if not waiting:
             return

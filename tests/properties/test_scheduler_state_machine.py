@@ -103,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.world.scheduler.abort(request) is False
         assert self.world.scheduler.num_free_blocks == free
 
-    @rule(nanoseconds=st.sampled_from([1, 1000, 10**9, 10**15, -1, -(10**9)]))
+    @rule(nanoseconds=st.sampled_from([1, 1000, 10**9, 10**15]))
     def clock_jump(self, nanoseconds: int) -> None:
         self.world.advance_clock(nanoseconds)
 

@@ -183,6 +183,15 @@ def test_a_broken_tokenizer_json_is_a_model_error_that_names_it(write_folder: Fo
         Tokenizer.from_folder(folder)
 
 
+def test_a_post_processor_that_names_an_undefined_token_is_a_model_error_at_load(write_folder: FolderWriter) -> None:
+    backend = llama_backend()
+    backend.post_processor = template("<s> $A")
+    state = json.loads(backend.to_str())
+    state["post_processor"]["special_tokens"] = {}
+    with pytest.raises(ModelError, match="cannot encode"):
+        Tokenizer.from_folder(write_folder(state, BOS))
+
+
 def test_a_missing_tokenizer_json_is_a_model_error_that_names_it(write_folder: FolderWriter) -> None:
     folder = write_folder({})
     (folder / "tokenizer.json").unlink()

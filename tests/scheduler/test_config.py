@@ -1,0 +1,47 @@
+"""SchedulerConfig refuses what it cannot keep, and names field, value and limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyengine.config import SchedulerConfig
+from pyengine.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("num_blocks", 0, "an integer >= 1"),
+        ("num_blocks", True, "an integer >= 1"),
+        ("max_context", 1, "an integer >= 2"),
+        ("block_size", 8, "an integer >= 16"),
+        ("block_size", 24, "a multiple of 16"),
+        ("max_num_seqs", 0, "an integer >= 1"),
+        ("max_num_seqs", 2.0, "an integer >= 1"),
+        ("max_num_batched_tokens", -1, "an integer >= 1"),
+        ("max_queue", 0, "an integer >= 1 or None"),
+        ("watermark", 1.0, "a number >= 0 and < 1"),
+        ("watermark", float("nan"), "a number >= 0 and < 1"),
+        ("watermark", "much", "a number >= 0 and < 1"),
+        ("batching", "dynamic", "'continuous'"),
+        ("order", "random", "'fifo'"),
+        ("packing", "tight", "'none'"),
+        ("capacity", "endless", "'optimistic'"),
+        ("capacity", ["optimistic"], "'optimistic'"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_field_and_what_is_allowed(field: str, value: Any, said: str) -> None:
+    values: dict[str, Any] = {"num_blocks": 4, "max_context": 100, field: value}
+    with pytest.raises(InvalidRequest) as caught:
+        SchedulerConfig(**values)
+    assert caught.value.field == field
+    assert repr(value) in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_more_sequences_than_tokens_a_step_is_refused_and_says_why() -> None:
+    with pytest.raises(InvalidRequest, match=r"max_num_seqs is 9.*max_num_batched_tokens 8.*at least one token"):
+        SchedulerConfig(num_blocks=4, max_context=100, max_num_seqs=9, max_num_batched_tokens=8)
+    SchedulerConfig(num_blocks=4, max_context=100, max_num_seqs=8, max_num_batched_tokens=8)
