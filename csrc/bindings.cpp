@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -223,6 +225,36 @@ private:
     int32_t num_blocks_;
 };
 
+// Copies what it is shown into float32 arrays: logits [R, vocab], residual streams [layers + 1, T, hidden]. Reads the
+// matrices on the host, as fp32.
+class HostTrace : public StepObserver {
+public:
+    HostTrace(float* logits, float* residuals, int64_t num_tokens)
+        : logits_(logits), residuals_(residuals), num_tokens_(num_tokens) {}
+
+    void residual_stream(int64_t layer, const Matrix& residual, const Matrix& delta) override {
+        if (!residuals_) return;
+        float* out = residuals_ + layer * num_tokens_ * residual.cols;
+        copy(residual, out);
+        if (!delta.data) return;
+        for (int64_t r = 0; r < delta.rows; r++)
+            for (int64_t c = 0; c < delta.cols; c++) out[r * delta.cols + c] += row(delta, r)[c];
+    }
+
+    void logits(int32_t begin, const Matrix& logits) override {
+        if (logits_) copy(logits, logits_ + begin * logits.cols);
+    }
+
+private:
+    static const float* row(const Matrix& m, int64_t r) { return static_cast<const float*>(m.data) + r * m.stride; }
+    static void copy(const Matrix& m, float* out) {
+        for (int64_t r = 0; r < m.rows; r++) std::copy_n(row(m, r), m.cols, out + r * m.cols);
+    }
+
+    float *logits_, *residuals_;
+    int64_t num_tokens_;
+};
+
 class PyDecoder {
 public:
     PyDecoder(py::object context, const py::dict& config, py::dict arrays, py::array kv_blocks, int32_t num_blocks,
@@ -241,16 +273,48 @@ public:
         decoder_ = std::make_unique<Decoder>(native, config_, read_weights(config_, arrays_), kv, num_blocks, work);
     }
 
-    void step(const py::array_t<int32_t>& staging, py::array_t<int32_t>& result) {
+    void step(const py::array_t<int32_t>& staging, py::array_t<int32_t>& result,
+              const std::optional<py::array_t<float>>& logits, const std::optional<py::array_t<float>>& residuals) {
         const auto* words = static_cast<const int32_t*>(bytes_of(staging, "staging", sizeof(int32_t), 8, false));
         StepChecker(words, staging.size(), config_, num_blocks_).check();
         const int64_t need = result_words(words[kNumRows], words[kTopWidth]);
         auto* out = static_cast<int32_t*>(bytes_of(result, "result", need * sizeof(int32_t), 4, true));
+        if (!logits && !residuals) {
+            py::gil_scoped_release unlocked;
+            decoder_->step(view_step(words, words, out));
+            return;
+        }
+        const int64_t tokens = words[kNumTokens], rows = words[kNumRows];
+        const int64_t layers = static_cast<int64_t>(config_.sliding_windows.size());
+        if (residuals) check_one_row_a_token(words);
+        float* logits_out = logits ? trace_of(*logits, "logits", {rows, config_.vocab_size}) : nullptr;
+        float* residuals_out =
+            residuals ? trace_of(*residuals, "residuals", {layers + 1, tokens, config_.hidden_size}) : nullptr;
+        HostTrace trace(logits_out, residuals_out, tokens);
         py::gil_scoped_release unlocked;
-        decoder_->step(view_step(words, words, out));
+        decoder_->step(view_step(words, words, out), &trace);
     }
 
 private:
+    float* trace_of(const py::array_t<float>& array, const char* name, const std::vector<py::ssize_t>& shape) const {
+        if (ops::activation_types(*context_.cast<PyContext&>().context, config_.dtype).hidden != DType::f32)
+            refuse(name, "cannot be had: this backend's residual stream is not float32.");
+        if (std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()) != shape) {
+            std::string wanted;
+            for (py::ssize_t length : shape) wanted += (wanted.empty() ? "" : ", ") + std::to_string(length);
+            refuse(name, "has a wrong shape; [" + wanted + "] is needed.");
+        }
+        return static_cast<float*>(bytes_of(array, name, 0, alignof(float), true));
+    }
+
+    // The last layer runs for the rows of logits only: with the rows in the order of the tokens it is shown whole.
+    static void check_one_row_a_token(const int32_t* words) {
+        const int32_t* rows = words + words[kLogitsRows];
+        bool is_whole = words[kNumRows] == words[kNumTokens];
+        for (int32_t i = 0; is_whole && i < words[kNumRows]; i++) is_whole = rows[i] == i;
+        if (!is_whole) refuse("residuals", "needs a step with one row of logits for each token, in order.");
+    }
+
     py::object context_;
     py::dict arrays_;
     py::array kv_blocks_, workspace_;
@@ -301,7 +365,8 @@ PYBIND11_MODULE(PYENGINE_MODULE, module) {
     py::class_<PyDecoder>(module, "Decoder")
         .def(py::init<py::object, const py::dict&, py::dict, py::array, int32_t, py::array>(), py::arg("context"),
              py::arg("config"), py::arg("arrays"), py::arg("kv_blocks"), py::arg("num_blocks"), py::arg("workspace"))
-        .def("step", &PyDecoder::step, py::arg("staging").noconvert(), py::arg("result").noconvert());
+        .def("step", &PyDecoder::step, py::arg("staging").noconvert(), py::arg("result").noconvert(),
+             py::arg("logits").noconvert() = py::none(), py::arg("residuals").noconvert() = py::none());
     module.def("workspace_bytes", &workspace_bytes, py::arg("context"), py::arg("config"));
     module.def("scratch_bytes", &scratch_bytes, py::arg("context"), py::arg("config"));
     module.def("bind_scratch", &bind_scratch, py::arg("context"), py::arg("scratch"));

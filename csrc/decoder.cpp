@@ -88,7 +88,7 @@ KvLayer Decoder::kv_layer(int64_t layer) const {
     return {kv_blocks_ + layer * num_blocks_ * block_bytes, types_.kv, num_blocks_, config_.block_size};
 }
 
-void Decoder::step(const StepView& step) {
+void Decoder::step(const StepView& step, StepObserver* observer) {
     const Batch& batch = step.batch;
     const int64_t num_layers = static_cast<int64_t>(weights_.layers.size());
     if (step.num_copies > 0)
@@ -97,6 +97,7 @@ void Decoder::step(const StepView& step) {
     if (batch.num_tokens == 0) return;
 
     ops::embed(context_, weights_.embedding, batch.token_ids, first_rows(buffers_.residual, batch.num_tokens));
+    if (observer) observer->residual_stream(0, first_rows(buffers_.residual, batch.num_tokens), Matrix{});
     for (int64_t n = 0; n < num_layers; n++) {
         const LayerWeights& layer = weights_.layers[n];
         AttentionShape shape = config_.attention;
@@ -105,7 +106,9 @@ void Decoder::step(const StepView& step) {
         const Matrix attended = first_rows(buffers_.attended, batch.num_tokens);
         const Matrix residual = first_rows(buffers_.residual, batch.num_tokens);
         if (n + 1 < num_layers) {
-            mlp_block(layer, attended, residual, first_rows(buffers_.delta, batch.num_tokens));
+            const Matrix delta = first_rows(buffers_.delta, batch.num_tokens);
+            mlp_block(layer, attended, residual, delta);
+            if (observer) observer->residual_stream(n + 1, residual, delta);
             continue;
         }
         // After the last attention only the rows that need logits go on.
@@ -116,7 +119,8 @@ void Decoder::step(const StepView& step) {
         ops::gather_rows(context_, residual, step.logits_rows, row_residual);
         const Matrix delta = first_rows(buffers_.delta, step.num_rows);
         mlp_block(layer, row_attended, row_residual, delta);
-        sample_rows(step, row_residual, delta);
+        if (observer) observer->residual_stream(num_layers, row_residual, delta);
+        sample_rows(step, row_residual, delta, observer);
     }
 }
 
@@ -153,7 +157,7 @@ void Decoder::mlp_block(const LayerWeights& layer, const Matrix& attended, const
 }
 
 // Logits and sampling, so many rows at a time that no workspace of prompt x vocabulary is needed.
-void Decoder::sample_rows(const StepView& step, const Matrix& residual, const Matrix& delta) {
+void Decoder::sample_rows(const StepView& step, const Matrix& residual, const Matrix& delta, StepObserver* observer) {
     for (int32_t begin = 0; begin < step.num_rows; begin += config_.logits_rows) {
         const int32_t count = std::min(config_.logits_rows, step.num_rows - begin);
         const Matrix normed = first_rows(buffers_.row_normed, count);
@@ -161,6 +165,7 @@ void Decoder::sample_rows(const StepView& step, const Matrix& residual, const Ma
         ops::add_rms_norm(context_, rows_of(residual, begin, count), rows_of(delta, begin, count), weights_.final_norm,
                           config_.norm_eps, normed);
         ops::gemm(context_, normed, weights_.head, logits);
+        if (observer) observer->logits(begin, logits);
         const int64_t width = step.sampled.top_width;
         const SampledRows out{step.sampled.token_ids + begin, step.sampled.logprobs + begin,
                               step.sampled.top_ids + begin * width, step.sampled.top_logprobs + begin * width,

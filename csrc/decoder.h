@@ -36,6 +36,16 @@ struct DecoderWeights {
     std::vector<LayerWeights> layers;
 };
 
+// Shown the insides of a pass, for comparison with other implementations. Layer 0 is the embedding, layer n + 1 what
+// layer n leaves in the residual stream, as the sum of `residual` and `delta` (of layer 0 delta.data is null). After
+// the last layer, and in `logits`, a row stands for a row of StepView::logits_rows; `begin` is the first one shown.
+class StepObserver {
+public:
+    virtual ~StepObserver() = default;
+    virtual void residual_stream(int64_t layer, const Matrix& residual, const Matrix& delta) = 0;
+    virtual void logits(int32_t begin, const Matrix& logits) = 0;
+};
+
 class Decoder {
 public:
     // `kv_blocks` holds layers x num_blocks blocks, layer after layer; `workspace` is workspace_bytes() long. Both stay
@@ -46,7 +56,7 @@ public:
     static size_t workspace_bytes(const ops::Context& context, const DecoderConfig& config);
 
     // One pass over the ragged batch, then sampling. Everything `step` points to is in the backend's memory.
-    void step(const StepView& step);
+    void step(const StepView& step, StepObserver* observer = nullptr);
 
 private:
     struct Buffers {
@@ -59,7 +69,7 @@ private:
     void attention_block(const LayerWeights& layer, const AttentionShape& shape, const KvLayer& kv, const Batch& batch,
                          bool has_delta);
     void mlp_block(const LayerWeights& layer, const Matrix& attended, const Matrix& residual, const Matrix& delta);
-    void sample_rows(const StepView& step, const Matrix& residual, const Matrix& delta);
+    void sample_rows(const StepView& step, const Matrix& residual, const Matrix& delta, StepObserver* observer);
 
     ops::Context& context_;
     DecoderConfig config_;

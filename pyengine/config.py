@@ -10,7 +10,7 @@ from pyengine.errors import InvalidRequest
 BATCHINGS = ("continuous",)
 ORDERS = ("fifo",)
 PACKINGS = ("none",)
-CAPACITIES = ("optimistic",)
+CAPACITIES = ("guaranteed", "optimistic")
 BLOCK_SIZE_UNIT = 16
 
 
@@ -29,7 +29,8 @@ class SchedulerConfig:
         order: "fifo": by arrival.
         packing: "none": when the first in order does not fit, nobody behind it starts.
         capacity: "optimistic": a request starts when its present tokens fit and `watermark` stays free; if running
-            ones outgrow the pool, one is preempted and computed again later.
+            ones outgrow the pool, one is preempted and computed again later. "guaranteed": it starts when there is
+            room for all even if each makes max_tokens, so nobody is ever preempted, and the pool is emptier.
         watermark: the part of the pool, in [0, 1), that a start leaves free for running ones to grow. Waived when
             nothing runs.
         max_queue: most requests that wait at a time; None is no limit.

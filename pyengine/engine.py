@@ -422,11 +422,11 @@ class Engine:
     def _advance(self) -> None:
         """One pass; its events go where each request wants them."""
         with self._lock:
-            self._check_open()
+            if not self._live:
+                return
             plan = self._scheduler.schedule()
             if plan.is_empty:
-                if self._live:
-                    self._fail(RuntimeError("the scheduler found nothing to run although requests are waiting"))
+                self._fail(RuntimeError("the scheduler found nothing to run although requests are waiting"))
                 return
             rows, row_owners = self._logits_rows(plan)
             chunks = [

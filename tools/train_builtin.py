@@ -168,7 +168,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         rows, length, _ = x.shape
 
         def heads(y: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class Attention(nn.Module):
         k = rotate(heads(self.k_proj(x)), cos, sin)
         groups = self.shape.num_attention_heads // self.shape.num_key_value_heads
         k, v = (y.repeat_interleave(groups, dim=1) for y in (k, heads(self.v_proj(x))))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))
 
 
@@ -207,8 +207,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = MLP(shape)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -232,14 +232,14 @@ class Model(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 ends_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(parameter, std=residual_std if ends_residual else 0.05)
+                nn.init.normal_(parameter, std=residual_std if ends_residual else 0.09 if name.endswith(("q_proj.weight", "k_proj.weight")) else 0.05)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits [rows, length, vocab_size] of ids [rows, length]."""
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits [rows, length, vocab_size] of ids [rows, length]; ``mask`` None is causal over the whole row."""
         length = ids.shape[1]
         x = self.embed_tokens(ids)
         for layer in self.layers:
-            x = layer(x, self.cos[:length], self.sin[:length])
+            x = layer(x, self.cos[:length], self.sin[:length], mask)
         return F.linear(self.norm(x), self.embed_tokens.weight)
 
 
@@ -294,6 +294,13 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
     return peak * (steps - step) / (steps - decay_start)
 
 
+def story_mask(ids: Tensor, bos_id: int) -> Tensor:
+    """Where a query [row, 1, query, key] may look: back to the BOS of its own story."""
+    story_of = (ids == bos_id).cumsum(dim=1)
+    same_story = story_of[:, None, :, None] == story_of[:, None, None, :]
+    return same_story & torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+
+
 def new_optimizer(model: Model) -> torch.optim.AdamW:
     decayed = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() != 2]
@@ -312,9 +319,11 @@ def train(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace) -> 
         if first_step >= arguments.steps:
             return time_before
 
+    bos_id = tokenizer.token_to_id(BOS)
+
     def batch_loss(batch: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=arguments.bf16):
-            logits = model(batch[:, :-1])
+            logits = model(batch[:, :-1], story_mask(batch[:, :-1], bos_id))
         return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
     compute_loss = torch.compile(batch_loss) if arguments.compile else batch_loss

@@ -21,12 +21,6 @@ constexpr int kRegisters = 16;
 // Query rows of one register block: the most whose accumulators fit beside the operands.
 constexpr int kBlockRows = kRegisters / kVecs >= 32 ? 12 : kRegisters / kVecs >= 8 ? 6 : 3;
 
-// How many times 16 columns (keys, or elements of the values) a block of `rows` rows takes side by side.
-constexpr int columns_beside(int rows) {
-    const int fit = kRegisters * 3 / 4 / (rows * kVecs);
-    return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
-}
-
 // The types of a cache, as the products see them. One step takes kStep elements of a key (or that many keys of a value
 // row) from kStep * kBytes * 16 adjacent bytes, in kParts multiply-adds; `factor` is the query's (or the softmax's)
 // side, kParts numbers of 4 bytes a step.
@@ -91,6 +85,18 @@ PYENGINE_INLINE void multiply_step(const Operand& operand, const float* factors,
 template <int kRows>
 constexpr bool kFetchesValues = kRows <= 4;
 
+// How many times 16 columns (keys, or elements of the values) a block of `rows` rows takes side by side: as many as fit
+// into the registers with their operands, one loaded number, and the mask that takes pairs apart.
+template <class Type>
+constexpr int columns_beside(int rows) {
+    for (int columns = 4; columns > 1; columns /= 2) {
+        const int accumulators = rows * columns * kVecs;
+        const int operands = rows < columns * kVecs ? rows : columns * kVecs;
+        if (accumulators + operands + Type::kParts <= kRegisters) return columns;
+    }
+    return 1;
+}
+
 // scores[rows, columns * 16] of `columns` groups of 16 keys.
 template <class Type, int kRows, int kColumns>
 void score_columns(const float* queries, const void* const* keys, [[maybe_unused]] const void* const* values,
@@ -119,7 +125,7 @@ void score_columns(const float* queries, const void* const* keys, [[maybe_unused
 
 template <class Type, int kRows>
 void score_rows(const float* queries, const AttentionChunk& chunk, int first_group, int last_group, float* scores) {
-    constexpr int kMost = columns_beside(kRows);
+    constexpr int kMost = columns_beside<Type>(kRows);
     int group = first_group;
     for (; group + kMost <= last_group; group += kMost)
         score_columns<Type, kRows, kMost>(queries, chunk.keys + group, chunk.values + group, chunk.head_dim,
@@ -192,7 +198,7 @@ void weigh_columns(const float* weights, const AttentionChunk& chunk, int column
 
 template <class Type, int kRows>
 void weigh_rows(const float* weights, const AttentionChunk& chunk, int begin, int end, float* weighted) {
-    constexpr int kMost = columns_beside(kRows);
+    constexpr int kMost = columns_beside<Type>(kRows);
     const int columns = chunk.padded_dim / 16;
     int column = 0;
     for (; column + kMost <= columns; column += kMost)

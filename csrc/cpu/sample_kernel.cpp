@@ -209,27 +209,41 @@ void weigh(const LogitRow& row, const uint64_t* ranks, int64_t n, uint64_t* weig
 
 // ---- draw -----------------------------------------------------------------------------------------------------------
 
-// Random bits of 2 * kLanes tokens; `counter` is the first one's id / 4. Four tokens share a counter: one lane of 64
+// Counters advanced side by side: one chain of ten rounds alone would leave the multiplier idle most of the time.
+constexpr int kChains = 2, kDrawVectors = 2 * kChains, kDrawTokens = kDrawVectors * kLanes;
+static_assert(kLogitBlock % kDrawTokens == 0);
+
+// Random bits of kDrawTokens tokens; `counter` is the first one's id / 4. Four tokens share a counter: one lane of 64
 // bits runs one counter, the words end up in the order of the tokens.
 PYENGINE_INLINE void draw_bits(uint32_t counter, uint32_t position, uint64_t seed, UVec* bits) {
-    WVec x0{}, x1{}, x2{}, x3{};
-    for (int i = 0; i < kWideLanes; ++i) x0[i] = counter + static_cast<uint32_t>(i);
-    x1 += position;
+    WVec x0[kChains], x1[kChains], x2[kChains], x3[kChains];
+    for (int c = 0; c < kChains; ++c) {
+        for (int i = 0; i < kWideLanes; ++i) x0[c][i] = counter + static_cast<uint32_t>(c * kWideLanes + i);
+        x1[c] = WVec{} + position;
+        x2[c] = x3[c] = WVec{};
+    }
     uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
     for (int round = 0; round < kPhiloxRounds; ++round) {
-        const WVec product0 = multiply_low_halves(x0, WVec{} + kPhiloxM0);
-        const WVec product1 = multiply_low_halves(x2, WVec{} + kPhiloxM1);
-        x0 = (product1 >> 32) ^ x1 ^ key0;
-        x1 = product1;
-        x2 = (product0 >> 32) ^ x3 ^ key1;
-        x3 = product0;
+        WVec product0[kChains], product1[kChains];
+        for (int c = 0; c < kChains; ++c) {
+            product0[c] = multiply_low_halves(x0[c], WVec{} + kPhiloxM0);
+            product1[c] = multiply_low_halves(x2[c], WVec{} + kPhiloxM1);
+        }
+        for (int c = 0; c < kChains; ++c) {
+            x0[c] = (product1[c] >> 32) ^ x1[c] ^ key0;
+            x1[c] = product1[c];
+            x2[c] = (product0[c] >> 32) ^ x3[c] ^ key1;
+            x3[c] = product0[c];
+        }
         key0 += kPhiloxW0;
         key1 += kPhiloxW1;
     }
-    WVec first, second;
-    interleave((x0 & 0xffffffffu) | x1 << 32, (x2 & 0xffffffffu) | x3 << 32, first, second);
-    bits[0] = (UVec)first;
-    bits[1] = (UVec)second;
+    for (int c = 0; c < kChains; ++c) {
+        WVec first, second;
+        interleave((x0[c] & 0xffffffffu) | x1[c] << 32, (x2[c] & 0xffffffffu) | x3[c] << 32, first, second);
+        bits[2 * c] = (UVec)first;
+        bits[2 * c + 1] = (UVec)second;
+    }
 }
 
 PYENGINE_INLINE Vec log1p_polynomial(Vec f) {
@@ -267,15 +281,15 @@ PYENGINE_INLINE void draw_block(const LogitRow& row, const Kept& kept, uint64_t 
                                 float bound, Best& best) {
     float padded[kLogitBlock];
     const float* p = block_of(row.logits, row.vocab, block, padded);
-    for (int i = 0; i < kLogitBlock; i += 2 * kLanes) {
+    for (int i = 0; i < kLogitBlock; i += kDrawTokens) {
         const int32_t first = static_cast<int32_t>(block * kLogitBlock + i);
-        UVec bits[2];
+        UVec bits[kDrawVectors];
         draw_bits(static_cast<uint32_t>(first) / 4, position, seed, bits);
-        for (int half = 0; half < 2; ++half) {
-            const Vec l = load(p + i + half * kLanes);
+        for (int part = 0; part < kDrawVectors; ++part) {
+            const Vec l = load(p + i + part * kLanes);
             const Vec z = z_of(l, row);
-            const Vec v = __builtin_convertvector((IVec)(bits[half] >> 1), Vec) + 0.5f;
-            const IVec ids = lane_numbers() + (first + half * kLanes);
+            const Vec v = __builtin_convertvector((IVec)(bits[part] >> 1), Vec) + 0.5f;
+            const IVec ids = lane_numbers() + (first + part * kLanes);
             const IVec taken = ((IVec)(l > kept.logit) | ((IVec)(l == kept.logit) & (IVec)(ids <= kept.last_id))) &
                                (IVec)(z >= kept.min_z);
             const IVec hit = taken & (IVec)(z + noise_bound(v) >= bound);
@@ -283,7 +297,7 @@ PYENGINE_INLINE void draw_block(const LogitRow& row, const Kept& kept, uint64_t 
             float values[kLanes];
             store(values, select(hit, z + gumbel(v), broadcast(-kInfinity)));
             for (int j = 0; j < kLanes; ++j)
-                if (values[j] > best.value) best = {values[j], first + half * kLanes + j};
+                if (values[j] > best.value) best = {values[j], first + part * kLanes + j};
         }
     }
 }

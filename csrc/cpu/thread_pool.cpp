@@ -46,13 +46,14 @@ ThreadPool::ThreadPool(int num_threads) : num_threads_(std::max(1, num_threads))
 ThreadPool::~ThreadPool() {
     if (getpid() != owner_process_) {  // a forked child: the workers exist only in the parent
         for (std::thread& thread : threads_) thread.detach();
+        static_cast<void>(bed_.release());
         return;
     }
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        const std::lock_guard<std::mutex> lock(bed_->mutex);
         stopping_.store(true);
     }
-    wake_.notify_all();
+    bed_->wake.notify_all();
     for (std::thread& thread : threads_) thread.join();
 }
 
@@ -70,8 +71,8 @@ void ThreadPool::run(int64_t num_items, int64_t grain, Call call, void* body) {
     ticket_.store(static_cast<uint64_t>(generation) << 32 | static_cast<uint64_t>(num_chunks));
     // Either a worker that goes to sleep sees the new ticket, or this sees the sleeper (both are sequentially consistent).
     if (sleepers_.load() > 0) {
-        { const std::lock_guard<std::mutex> lock(mutex_); }
-        wake_.notify_all();
+        { const std::lock_guard<std::mutex> lock(bed_->mutex); }
+        bed_->wake.notify_all();
     }
     take_chunks(generation, 0);
     for (int spins = 0; chunks_done_.load(std::memory_order_acquire) != num_chunks; ++spins) {
@@ -119,9 +120,9 @@ uint32_t ThreadPool::wait_for_job(uint32_t seen) {
             pause_briefly();
         }
     } while (std::chrono::steady_clock::now() < deadline);
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(bed_->mutex);
     sleepers_.fetch_add(1);
-    wake_.wait(lock, [&] { return generation_of(ticket_.load()) != seen || stopping_.load(); });
+    bed_->wake.wait(lock, [&] { return generation_of(ticket_.load()) != seen || stopping_.load(); });
     sleepers_.fetch_sub(1);
     return generation_of(ticket_.load(std::memory_order_acquire));
 }

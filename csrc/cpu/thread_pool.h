@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -72,8 +73,12 @@ class ThreadPool {
     std::atomic<int64_t> num_items_{0}, grain_{1};
     alignas(64) std::atomic<int> sleepers_{0};
     std::atomic<bool> stopping_{false};
-    std::mutex mutex_;
-    std::condition_variable wake_;
+    // On the heap, so that a forked child can leave it alone: destroying a condition variable waits for its sleepers.
+    struct Bed {
+        std::mutex mutex;
+        std::condition_variable wake;
+    };
+    std::unique_ptr<Bed> bed_ = std::make_unique<Bed>();
 };
 
 }  // namespace pyengine::cpu

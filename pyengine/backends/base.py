@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from pyengine.backends.step_inputs import IntArray
 
 
@@ -23,6 +26,20 @@ class StepLimits:
     max_context: int
     block_size: int
     num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTrace:
+    """Float32 host arrays that a step fills, for comparison with other implementations.
+
+    Attributes:
+        logits: [R, vocab_size] raw logits of each row, before sampling changes them.
+        residuals: [num_layers + 1, T, hidden_size] residual stream after the embedding and after each layer, or None.
+            It needs a step with one row of logits for each token, in the order of the tokens.
+    """
+
+    logits: npt.NDArray[np.float32]
+    residuals: npt.NDArray[np.float32] | None = None
 
 
 Progress = Callable[[float], None]  # called with the fraction done, 0 to 1
@@ -51,8 +68,11 @@ class Backend(Protocol):
     def start(self, limits: StepLimits) -> None:
         """Allocate the KV pool and all workspaces; from here on nothing is allocated on the device."""
 
-    def step(self, staging: IntArray, result: IntArray) -> None:
-        """Run one pass over what `staging` describes (see StepInputs) and write `result`."""
+    def step(self, staging: IntArray, result: IntArray, trace: StepTrace | None = None) -> None:
+        """Run one pass over what `staging` describes (see StepInputs) and write `result`, and `trace` if one is given.
+
+        Raises ValueError for a step or a trace that does not fit what was started.
+        """
 
     def close(self) -> None:
         """Give everything back. Closing twice is harmless."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyengine.backends.base import Progress, StepLimits
+from pyengine.backends.base import Progress, StepLimits, StepTrace
 from pyengine.backends.memory import aligned_empty, available_memory
 from pyengine.backends.number_formats import convert, to_float32
 from pyengine.backends.step_inputs import IntArray
@@ -78,10 +78,13 @@ class CpuBackend:
         self._native.bind_scratch(self._context, aligned_empty(self._native.scratch_bytes(self._context, config)))
         self._decoder = self._native.Decoder(self._context, config, self._arrays, kv, limits.num_blocks, workspace)
 
-    def step(self, staging: IntArray, result: IntArray) -> None:
+    def step(self, staging: IntArray, result: IntArray, trace: StepTrace | None = None) -> None:
         if self._decoder is None:
             raise EngineClosed("The CPU backend is closed or was not started.")
-        self._decoder.step(staging, result)
+        if trace is None:
+            self._decoder.step(staging, result)
+        else:
+            self._decoder.step(staging, result, trace.logits, trace.residuals)
 
     def close(self) -> None:
         self._decoder = None

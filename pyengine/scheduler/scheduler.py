@@ -44,7 +44,7 @@ class Scheduler:
         self._cache = KVCache(config.num_blocks, config.block_size)
         self._order: Order = ORDERS[config.order]()
         self._packing: Packing = PACKINGS[config.packing]()
-        self._capacity: Capacity = CAPACITIES[config.capacity](self._cache, config.watermark)
+        self._capacity: Capacity = CAPACITIES[config.capacity](self._cache, config)
         self._latency: Latency = NoLimit(config.max_num_batched_tokens)
         self._victim: Victim = LatestArrival()
         self._waiting = WaitingQueue(self._order)
@@ -87,7 +87,7 @@ class Scheduler:
             config.max_context - num_prompt_tokens,
             self.usable_blocks * config.block_size - num_prompt_tokens + 1,
         )
-        if max_tokens is None or max_tokens == most:
+        if max_tokens is None:
             return most, False
         return min(max_tokens, most), max_tokens > most
 
@@ -97,6 +97,8 @@ class Scheduler:
         Raises NeverFits if an empty engine could not run one, QueueFull, and InvalidRequest for an empty prompt, or a
         max_tokens that is < 1 or not clamped.
         """
+        if len(set(requests)) != len(requests):
+            raise ValueError("A request is twice in the same submit.")
         for request in requests:
             self._check_new(request, requests[0])
         limit = self.config.max_queue
@@ -129,7 +131,10 @@ class Scheduler:
     # ---- One step
 
     def schedule(self) -> StepPlan:
-        """Plan the next pass. Raises RuntimeError while another plan is in flight."""
+        """Plan the next pass: decodes always, then running prefills, then those that start, until a limit binds.
+
+        Raises RuntimeError while another plan is in flight.
+        """
         if self._in_flight is not None:
             raise RuntimeError(f"Step {self._in_flight.step} is in flight; commit it before the next schedule().")
         now_ns = self._now()
@@ -210,6 +215,7 @@ class Scheduler:
         request.num_dropped_tokens = 0
         move(request, RequestState.PREFILL, now_ns)
         self._prefilling[request] = None
+        self._capacity.started(request)
         draft.joined.append(request)
         draft.add_chunk(request)
         return verdict
@@ -228,6 +234,7 @@ class Scheduler:
                 self._decoding[request] = None
                 self._bucket(request)[request] = None
                 move(request, RequestState.DECODE, now_ns)
+                self._capacity.decodes(request, self._step)
             self._cache.computed(request)
 
     # ---- Leaving the batch
@@ -262,6 +269,7 @@ class Scheduler:
             self._cache.release(request, fence=plan.step, num_settled_tokens=plan.num_computed[place])
         else:
             self._cache.release(request)
+        self._capacity.left(request)
 
     # ---- What can be asked
 

@@ -9,13 +9,15 @@ from typing import NamedTuple
 class Reason(Enum):
     """What a request waits for.
 
-    MAX_SEQS: a seat. TOKEN_BUDGET: tokens of this step. KV_NOW: free KV blocks.
+    MAX_SEQS: a seat. TOKEN_BUDGET: tokens of this step. KV_NOW: free KV blocks. KV_PEAK: KV blocks that running
+    requests will or may need later.
     SHARED_PREFIX_PENDING: a running sibling that computes the prompt they share.
     """
 
     MAX_SEQS = "max_seqs"
     TOKEN_BUDGET = "token_budget"
     KV_NOW = "kv_now"
+    KV_PEAK = "kv_peak"
     SHARED_PREFIX_PENDING = "shared_prefix_pending"
 
 

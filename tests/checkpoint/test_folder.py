@@ -57,6 +57,18 @@ def test_shards_are_one_checkpoint(tiny_config: Any, tiny_arrays: Any, write_fol
     np.testing.assert_array_equal(checkpoint.tensor("head").array, arrays[HEAD])
 
 
+def test_a_tensor_in_two_shards_is_taken_from_the_one_the_index_names(
+    tiny_config: Any, tiny_arrays: Any, write_folder: Any
+) -> None:
+    arrays = tiny_arrays(tiny_config())
+    folder = write_folder(tiny_config(), {Q: arrays[Q]}, {**arrays, Q: arrays[Q] + 1})
+    for shard, expected in ((1, arrays[Q]), (2, arrays[Q] + 1)):
+        rewrite_index(
+            folder, lambda index, n=shard: index["weight_map"].update({Q: f"model-{n:05}-of-00002.safetensors"})
+        )
+        np.testing.assert_array_equal(open_checkpoint(folder).tensor("layers.0.q").array, expected)
+
+
 def test_norms_may_be_stored_in_another_precision_than_the_rest(
     tiny_config: Any, tiny_arrays: Any, write_folder: Any
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_partial_rotary_factor_rotates_the_first_dimensions() -> None:
         ({"type": "yarn", **YARN}, 32768, 131072, 131072),
         ({"type": "yarn", **YARN}, 131072, 131072, 131072),
         ({"type": "yarn", "factor": 4.0}, 1024, 4096, 4096),
+        ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024}, 8192, 8192, 8192),
     ],
 )
 def test_the_context_is_the_configs_and_yarn_stretches_a_trained_length(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,8 @@ def make_context(isa: str, num_threads: int = 1) -> _cpu.Context:
     """A context with scratch for every test of this folder, which may have more threads than the machine."""
     context = _cpu.Context(num_threads, isa, oversubscribe=True)
     shape = ops.AttentionShape(num_heads=16, num_kv_heads=1, head_dim=256, rotary_dim=0, scale=1.0)
-    limits = dict(max_tokens=4096, max_seqs=64, max_rows=64, max_context_len=8192, vocab_size=64, widest_k=64)
-    context.bind_scratch(aligned_bytes(context.scratch_bytes(shape, **limits)))
+    limits = {"max_tokens": 4096, "max_seqs": 64, "max_rows": 64, "max_context_len": 8192, "vocab_size": 64}
+    context.bind_scratch(aligned_bytes(context.scratch_bytes(shape, widest_k=64, **limits)))
     return context
 
 
@@ -118,24 +118,30 @@ class Heads:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenRows:
-    """One sequence: q [L, num_heads, head_dim], k and v [L, num_kv_heads, head_dim], all float32."""
+    """One sequence: q [L, num_heads, head_dim], k and v [L, num_kv_heads, head_dim], all float32. Compared by identity,
+    so that what was computed of it can be cached."""
 
     q: F32
     k: F32
     v: F32
 
 
-def random_rows(rng: np.random.Generator, length: int, heads: Heads, dtype: str) -> TokenRows:
-    """Keys and values that `dtype` holds exactly; queries sharp enough for softmax to matter."""
+@lru_cache(maxsize=16)
+def random_rows(seed: int, length: int, heads: Heads, dtype: str) -> TokenRows:
+    """Keys and values that `dtype` holds exactly; queries sharp enough for softmax to matter. Read-only."""
+    rng = np.random.default_rng(seed)
     d = heads.head_dim
     q = rng.standard_normal((length, heads.num_heads, d)).astype(np.float32) * 2
     k = rounded(rng.standard_normal((length, heads.num_kv_heads, d)), dtype)
     v = rounded(rng.standard_normal((length, heads.num_kv_heads, d)), dtype)
+    for x in (q, k, v):
+        x.flags.writeable = False
     return TokenRows(q, k, v)
 
 
+@lru_cache(maxsize=16)
 def reference_attention(rows: TokenRows, heads: Heads, round_queries: bool = False, last: int | None = None) -> F64:
     """Causal attention [tokens, num_heads, head_dim] of all, or the `last`, tokens. `round_queries`: of the scaled
     queries as bf16, as dot instructions take them."""
@@ -209,7 +215,8 @@ class PagedRun:
             q = self.store(step, done, batch)
             guarded = np.full((len(q) + 1, h * d + 7), 77, NUMPY_DTYPE[self.out_dtype])
             ops.attention(self.context, q, self.kv(), self.heads.shape(), batch, guarded[:-1, : h * d])
-            assert (guarded[-1] == 77).all() and (guarded[:, h * d :] == 77).all(), "written beyond the rows of out"
+            assert (guarded[-1] == 77).all(), "written below the rows of out"
+            assert (guarded[:, h * d :] == 77).all(), "written beside the columns of out"
             at = 0
             for s, n in step:
                 outputs[s].append(guarded[at : at + n, : h * d].reshape(n, h, d))

@@ -10,6 +10,7 @@ from .reference_attention import (
     ISAS,
     Heads,
     PagedRun,
+    TokenRows,
     bits,
     from_dtype,
     in_chunks,
@@ -43,19 +44,19 @@ def assert_close(actual, rows, heads: Heads, isa: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 72, 80, 96, 128, 256])
 def test_whole_prompt_agrees_with_the_reference_for_every_head_size(isa: str, dtype: str, head_dim: int) -> None:
-    heads = Heads(num_heads=4, num_kv_heads=2, head_dim=head_dim)
-    rows = random_rows(np.random.default_rng(head_dim), CHUNK + 37, heads, dtype)
+    heads = Heads(num_heads=2, num_kv_heads=1, head_dim=head_dim)
+    rows = random_rows(head_dim, CHUNK + 37, heads, dtype)
     (actual,) = PagedRun(make_context(isa), [rows], heads, dtype).run([[(0, len(rows.q))]])
     assert_close(actual, rows, heads, isa, dtype)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    "num_heads, num_kv_heads", [(1, 1), (3, 3), (2, 1), (9, 3), (8, 2), (5, 1), (8, 1), (16, 1), (20, 1)]
+    ("num_heads", "num_kv_heads"), [(1, 1), (3, 3), (2, 1), (9, 3), (8, 2), (5, 1), (8, 1), (16, 1), (20, 1)]
 )
 def test_groups_of_query_heads_share_their_kv_head(isa: str, num_heads: int, num_kv_heads: int) -> None:
     heads = Heads(num_heads, num_kv_heads, head_dim=32)
-    rows = random_rows(np.random.default_rng(num_heads), 53, heads, "bf16")
+    rows = random_rows(num_heads, 53, heads, "bf16")
     (actual,) = PagedRun(make_context(isa), [rows], heads, "bf16").run([[(0, 40)], [(0, 12)], [(0, 1)]])
     assert_close(actual, rows, heads, isa, "bf16")
 
@@ -65,7 +66,7 @@ def test_groups_of_query_heads_share_their_kv_head(isa: str, num_heads: int, num
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1, 1300])
 def test_last_token_agrees_with_the_reference_at_every_length(isa: str, dtype: str, length: int) -> None:
     heads = Heads(num_heads=3, num_kv_heads=1, head_dim=64)
-    rows = random_rows(np.random.default_rng(length), length, heads, dtype)
+    rows = random_rows(length, length, heads, dtype)
     run = PagedRun(make_context(isa, 2), [rows], heads, dtype)
     if length > 1:
         run.store([(0, length - 1)], [0])
@@ -78,7 +79,7 @@ def test_last_token_agrees_with_the_reference_at_every_length(isa: str, dtype: s
 @pytest.mark.parametrize("window", [1, 2, 5, 16, 100, CHUNK, CHUNK + 3])
 def test_sliding_window_sees_only_its_keys(isa: str, dtype: str, window: int) -> None:
     heads = Heads(num_heads=4, num_kv_heads=2, head_dim=32, window=window)
-    rows = random_rows(np.random.default_rng(window), 2 * CHUNK + 21, heads, dtype)
+    rows = random_rows(window, 2 * CHUNK + 21, heads, dtype)
     (whole,) = PagedRun(make_context(isa), [rows], heads, dtype).run([[(0, len(rows.q))]])
     assert_close(whole, rows, heads, isa, dtype)
     (chunked,) = PagedRun(make_context(isa, 2), [rows], heads, dtype).run(in_chunks(len(rows.q), 97))
@@ -92,7 +93,7 @@ def test_sliding_window_sees_only_its_keys(isa: str, dtype: str, window: int) ->
 )
 def test_bits_of_a_token_do_not_depend_on_chunking_threads_or_block_size(isa: str, dtype: str, heads: Heads) -> None:
     length = CHUNK + 70
-    rows = random_rows(np.random.default_rng(5), length, heads, dtype)
+    rows = random_rows(5, length, heads, dtype)
     (whole,) = PagedRun(make_context(isa), [rows], heads, dtype).run([[(0, length)]])
     for size, threads, block_size in [
         (1, 1, 16),
@@ -111,8 +112,7 @@ def test_bits_of_a_token_do_not_depend_on_chunking_threads_or_block_size(isa: st
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_of_a_token_do_not_depend_on_the_sequences_beside_it(isa: str, dtype: str) -> None:
     heads = Heads(num_heads=6, num_kv_heads=2, head_dim=64)
-    rng = np.random.default_rng(11)
-    rows = [random_rows(rng, length, heads, dtype) for length in (700, 1, 16, 300, 33, 17)]
+    rows = [random_rows(11, length, heads, dtype) for length in (700, 1, 16, 300, 33, 17)]
     schedule = [
         [(0, 500), (1, 1), (3, 17)],
         [(2, 15), (0, 150), (3, 240)],
@@ -128,13 +128,12 @@ def test_bits_of_a_token_do_not_depend_on_the_sequences_beside_it(isa: str, dtyp
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [0, 5000])
+@pytest.mark.parametrize(("dtype", "window"), [("f32", 0), ("bf16", 0), ("bf16", 5000)])
 def test_long_context_shared_out_over_threads_keeps_the_bits(isa: str, dtype: str, window: int) -> None:
     """9 * 1024 keys are 36 chunks a KV head: more than one wave of 16 partials a thread."""
     heads = Heads(num_heads=4, num_kv_heads=2, head_dim=32, window=window)
     length = 9 * 1024 + 3
-    rows = random_rows(np.random.default_rng(3), length, heads, dtype)
+    rows = random_rows(3, length, heads, dtype)
     results = []
     for threads in (1, 2, 3):
         run = PagedRun(make_context(isa, threads), [rows], heads, dtype)
@@ -150,7 +149,7 @@ def test_long_context_shared_out_over_threads_keeps_the_bits(isa: str, dtype: st
 def test_stale_contents_of_unused_slots_have_no_effect(isa: str, dtype: str) -> None:
     """The harness fills the pool with NaN; other rubbish must give the same bits."""
     heads = Heads(num_heads=3, num_kv_heads=1, head_dim=72)
-    rows = random_rows(np.random.default_rng(8), CHUNK + 19, heads, dtype)
+    rows = random_rows(8, CHUNK + 19, heads, dtype)
     schedule = [[(0, 250)], [(0, 11)], *in_chunks(14, 1)]
     (nan_filled,) = PagedRun(make_context(isa), [rows], heads, dtype).run(schedule)
     assert np.isfinite(nan_filled).all()
@@ -165,7 +164,7 @@ def test_stale_contents_of_unused_slots_have_no_effect(isa: str, dtype: str) -> 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_output_is_rounded_once_to_its_type(isa: str, dtype: str) -> None:
     heads = Heads(num_heads=4, num_kv_heads=2, head_dim=40)
-    rows = random_rows(np.random.default_rng(2), 30, heads, dtype)
+    rows = random_rows(2, 30, heads, dtype)
     outputs = [
         PagedRun(make_context(isa), [rows], heads, dtype, out_dtype=out).run([[(0, 30)]])[0] for out in ("f32", dtype)
     ]
@@ -175,15 +174,15 @@ def test_output_is_rounded_once_to_its_type(isa: str, dtype: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_large_scores_do_not_overflow(isa: str) -> None:
     heads = Heads(num_heads=2, num_kv_heads=1, head_dim=64)
-    rows = random_rows(np.random.default_rng(4), 300, heads, "f32")
-    rows.q[...] *= 1000
+    mild = random_rows(4, 300, heads, "f32")
+    rows = TokenRows(mild.q * 1000, mild.k, mild.v)
     (actual,) = PagedRun(make_context(isa), [rows], heads, "f32").run([[(0, 300)]])
     assert np.isfinite(actual).all()
     assert np.abs(actual).max() <= np.abs(rows.v).max() * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(
-    "field, block_size, shape",
+    ("field", "block_size", "shape"),
     [
         ("block_size", 8, Heads(2, 1, 64)),
         ("block_size", 24, Heads(2, 1, 64)),
@@ -198,7 +197,7 @@ def test_shapes_the_kernels_cannot_serve_are_refused_by_name(field: str, block_s
 
 def test_attention_without_enough_scratch_is_refused() -> None:
     heads = Heads(num_heads=2, num_kv_heads=1, head_dim=32)
-    rows = random_rows(np.random.default_rng(0), 3, heads, "f32")
+    rows = random_rows(0, 3, heads, "f32")
     run = PagedRun(ops.Context(1, ISAS[0]), [rows], heads, "f32")
     with pytest.raises(ValueError, match="scratch"):
         run.run([[(0, 3)]])

@@ -10,7 +10,7 @@ from .reference_attention import DTYPES, ISAS, Heads, PagedRun, aligned_bytes, b
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "heads, block_size", [(Heads(2, 1, 16), 16), (Heads(4, 2, 72), 32), (Heads(3, 3, 256), 64)], ids=str
+    ("heads", "block_size"), [(Heads(2, 1, 16), 16), (Heads(4, 2, 72), 32), (Heads(3, 3, 256), 64)], ids=str
 )
 def test_pairs_are_copied_in_order(dtype: str, heads: Heads, block_size: int) -> None:
     block_bytes = ops.kv_block_bytes(dtype, block_size, heads.shape())
@@ -28,7 +28,7 @@ def test_pairs_are_copied_in_order(dtype: str, heads: Heads, block_size: int) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_sequence_goes_on_from_the_copy_of_its_last_block(isa: str, dtype: str) -> None:
     heads = Heads(num_heads=4, num_kv_heads=2, head_dim=32)
-    rows = random_rows(np.random.default_rng(1), 60, heads, dtype)
+    rows = random_rows(1, 60, heads, dtype)
     (expected,) = PagedRun(make_context(isa), [rows], heads, dtype).run([[(0, 60)]])
     run = PagedRun(make_context(isa), [rows], heads, dtype)
     run.store([(0, 40)], [0])

@@ -41,7 +41,8 @@ def test_norm_agrees_with_the_reference(isa: str, dtype: str, cols: int, has_del
     tiny = 2.0**-25 if dtype == "f16" else 1e-38
     np.testing.assert_allclose(from_dtype(out[:rows, :cols], dtype), expected, rtol=tolerance, atol=tiny)
     for buffer, fill in ((residual, 77), (out, 77), (delta, 5)):
-        assert (buffer[rows] == fill).all() and (buffer[:, cols:] == fill).all()
+        assert (buffer[rows] == fill).all()
+        assert (buffer[:, cols:] == fill).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -72,7 +73,7 @@ def test_a_row_with_nan_spoils_only_itself(isa: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("cols, count", [(1, 3), (7, 1), (576, 200)])
+@pytest.mark.parametrize(("cols", "count"), [(1, 3), (7, 1), (576, 200)])
 def test_gather_copies_the_chosen_rows_and_nothing_else(dtype: str, cols: int, count: int) -> None:
     rng = np.random.default_rng(1)
     x = rng.integers(0, 1000, (50, cols + 2)).astype(NUMPY_DTYPE[dtype])[:, :cols]
@@ -80,4 +81,5 @@ def test_gather_copies_the_chosen_rows_and_nothing_else(dtype: str, cols: int, c
     out = guarded(count, cols, dtype)
     ops.gather_rows(make_context(ISAS[-1], 2), x, chosen, out[:count, :cols])
     np.testing.assert_array_equal(out[:count, :cols], x[chosen])
-    assert (out[count] == 77).all() and (out[:, cols:] == 77).all()
+    assert (out[count] == 77).all()
+    assert (out[:, cols:] == 77).all()

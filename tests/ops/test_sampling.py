@@ -180,6 +180,17 @@ def test_extreme_settings_on_extreme_logits(context, row):
     check(context, logits, [dataclasses.replace(row, seed=s) for s in range(len(values))])
 
 
+def test_thousands_of_draws_are_the_argmax_of_logits_plus_noise(context):
+    draws, vocab = 2000, 132
+    logits = (np.random.default_rng(12).normal(size=vocab) * 2).astype(F32)
+    counter = np.zeros((draws, vocab // 4, 4), np.uint32)
+    counter[..., 0], counter[..., 1] = np.arange(vocab // 4), np.arange(draws)[:, None]
+    noise = ref.gumbel(ref.philox4x32(counter, 77).reshape(draws, vocab))
+    rows = [Row(seed=77, position=position) for position in range(draws)]
+    drawn = run(context, np.broadcast_to(logits, (draws, vocab)), rows)[0]
+    np.testing.assert_array_equal(drawn, np.argmax((logits - logits.max()) + noise, axis=1))
+
+
 # ---- order and ties -------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +206,13 @@ def test_zeros_of_both_signs_are_a_tie(context):
     assert run(context, logits, [Row(temperature=0.0)])[0].tolist() == [0]
     rows = [Row(top_k=2, seed=s) for s in range(64)]
     assert set(run(context, np.repeat(logits, 64, 0), rows)[0].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(("seed", "position", "tied"), [(1, 854955, [0, 7]), (6, 589272, [0, 7]), (8, 327675, [4, 7])])
+def test_equal_noise_goes_to_the_lower_id(context, seed, position, tied):
+    noise = ref.gumbel(ref.draw_bits(seed, position, 8))
+    assert np.flatnonzero(noise == noise.max()).tolist() == tied  # found by search; about one draw in three million
+    assert run(context, np.zeros((1, 8), F32), [Row(seed=seed, position=position)])[0].tolist() == tied[:1]
 
 
 @pytest.mark.parametrize(("row", "kept"), [(Row(top_k=3), 3), (Row(top_p=0.045), 5), (Row(top_k=10, top_p=0.35), 4)])
@@ -408,7 +426,7 @@ def test_draws_follow_the_softmax(along, settings, shown):
 
 
 def test_equal_logits_of_a_large_vocabulary_are_drawn_evenly():
-    vocab, draws = 60000, 3000
+    vocab, draws = 60000, 2000
     context = make_context(vocab=vocab)
     logits = np.zeros((100, vocab), F32)
     drawn = np.concatenate(

@@ -141,6 +141,7 @@ class World:
             self.in_flight = InFlight(plan, self.device.read_inputs(plan))
         self.check_plan(plan, before)
         self.check_order(plan)
+        self.check_guarantee(plan)
         return plan
 
     def finish_step(self, ends: dict[Request, str] | None = None) -> None:
@@ -278,15 +279,46 @@ class World:
         first = min(waiting, key=lambda r: r.arrival_seq)
         assert all(request.arrival_seq < first.arrival_seq for request in plan.joined)
         running = [r for r in self.requests if r.state in (RequestState.PREFILL, RequestState.DECODE)]
+        if self.config.capacity == "guaranteed":
+            has_room = self.peak_use() + self.last_blocks(first) <= self.config.num_blocks
+        else:
+            has_room = self.has_room_now(first, running)
+        has_seat = len(running) < self.config.max_num_seqs
+        has_tokens = plan.num_tokens < self.config.max_num_batched_tokens
+        assert not (has_seat and has_tokens and has_room), f"{first!r} waits for nothing"
+
+    def has_room_now(self, first: Request, running: list[Request]) -> bool:
         needed = -(-first.num_tokens // self.config.block_size)
         if first.group is not None and any(request.group is first.group for request in running):
             needed -= (first.num_prompt_tokens - 1) // self.config.block_size
         spare = int(self.config.watermark * self.config.num_blocks) if running else 0
-        assert (
-            len(running) == self.config.max_num_seqs
-            or plan.num_tokens == self.config.max_num_batched_tokens
-            or needed > self.scheduler.num_free_blocks - spare
-        ), f"{first!r} waits for nothing"
+        return needed <= self.scheduler.num_free_blocks - spare
+
+    def last_blocks(self, request: Request) -> int:
+        return -(-(request.num_prompt_tokens + request.max_tokens - 1) // self.config.block_size)
+
+    def peak_use(self) -> int:
+        """The most blocks that running requests use together in a future bucket of steps, followed step by step."""
+        use: dict[int, int] = {}
+        size, step = self.config.block_size, self.scheduler._step
+        always = 0
+        for request in self.scheduler.running():
+            if request.state is RequestState.PREFILL:
+                always += self.last_blocks(request)
+                continue
+            worst: dict[int, int] = {}
+            last = request.num_prompt_tokens + request.max_tokens - 1
+            for tokens in range(request.num_computed_tokens, last + 1):
+                worst[(step - 1 + tokens - request.num_computed_tokens) // size] = -(-tokens // size)
+            for bucket, blocks in worst.items():
+                use[bucket] = use.get(bucket, 0) + blocks
+        return max(use.values(), default=0) + always
+
+    def check_guarantee(self, plan: StepPlan) -> None:
+        """Nobody is preempted, and future use fits the pool."""
+        if self.config.capacity == "guaranteed":
+            assert not plan.preempted
+            assert self.peak_use() <= self.config.num_blocks
 
 
 def _reachable(state: RequestState) -> set[RequestState]:

@@ -106,6 +106,9 @@ def test_a_request_is_added_once_and_siblings_have_one_prompt() -> None:
         scheduler.add([request])
     with pytest.raises(ValueError, match="another prompt"):
         scheduler.add([Request("s", [1], 1), Request("s", [2], 1, index=1)])
+    twice = Request("t", [1], 1)
+    with pytest.raises(ValueError, match="twice"):
+        scheduler.add([twice, twice])
     assert scheduler.num_waiting == 1
 
 

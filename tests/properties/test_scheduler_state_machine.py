@@ -22,6 +22,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.01, 0.2]),
         max_queue=st.sampled_from([None, 3, 8]),
         max_context=st.sampled_from([40, 150, 1000]),
+        capacity=st.sampled_from(["optimistic", "guaranteed"]),
     )
     def start(
         self,
@@ -31,6 +32,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         watermark: float,
         max_queue: int | None,
         max_context: int,
+        capacity: str,
     ) -> None:
         config = SchedulerConfig(
             num_blocks=num_blocks,
@@ -39,6 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=max_num_seqs + extra_tokens,
             watermark=watermark,
             max_queue=max_queue,
+            capacity=capacity,
         )
         self.world = World(config)
 

@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from pyengine import config
 from pyengine.config import SchedulerConfig
 from pyengine.errors import InvalidRequest
+from pyengine.scheduler.capacity import CAPACITIES
+from pyengine.scheduler.order import ORDERS
+from pyengine.scheduler.packing import PACKINGS
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,7 @@ from pyengine.errors import InvalidRequest
         ("batching", "dynamic", "'continuous'"),
         ("order", "random", "'fifo'"),
         ("packing", "tight", "'none'"),
-        ("capacity", "endless", "'optimistic'"),
+        ("capacity", "endless", "'guaranteed', 'optimistic'"),
         ("capacity", ["optimistic"], "'optimistic'"),
     ],
 )
@@ -45,3 +49,9 @@ def test_more_sequences_than_tokens_a_step_is_refused_and_says_why() -> None:
     with pytest.raises(InvalidRequest, match=r"max_num_seqs is 9.*max_num_batched_tokens 8.*at least one token"):
         SchedulerConfig(num_blocks=4, max_context=100, max_num_seqs=9, max_num_batched_tokens=8)
     SchedulerConfig(num_blocks=4, max_context=100, max_num_seqs=8, max_num_batched_tokens=8)
+
+
+def test_every_value_that_is_allowed_is_built() -> None:
+    assert set(config.ORDERS) == set(ORDERS)
+    assert set(config.PACKINGS) == set(PACKINGS)
+    assert set(config.CAPACITIES) == set(CAPACITIES)

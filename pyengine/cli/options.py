@@ -1,0 +1,191 @@
+"""The options that commands share, as data: one dataclass field is one option. What a value may be, the engine says."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from pyengine.cli.process import exit_code_of
+from pyengine.errors import InvalidRequest
+from pyengine.sampling_params import SamplingParams
+
+_SAMPLING, _END, _ENGINE = "Sampling", "Length and end", "Engine"
+
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="A built-in name, a Hugging Face folder, or a hub id.", show_default=False),
+]
+
+
+def _option(panel: str, help_text: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=False, metavar=metavar)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """One option for each field of SamplingParams. None: not given, so the model's default or the neutral value."""
+
+    max_tokens: Annotated[
+        int | None,
+        _option(
+            _END,
+            "Most tokens to make. Default: the model's own, else as many as context and KV pool hold.",
+            "--max-tokens",
+            "-t",
+        ),
+    ] = None
+    min_tokens: Annotated[int | None, _option(_END, "No end before this many tokens.")] = None
+    stop: Annotated[
+        list[str] | None, _option(_END, "End before this text. May be given several times.", metavar="TEXT")
+    ] = None
+    stop_token_ids: Annotated[
+        list[int] | None, _option(_END, "End at this token id. May be given several times.", "--stop-token-id")
+    ] = None
+    ignore_eos: Annotated[bool, _option(_END, "Go on after the end-of-sequence token.", "--ignore-eos")] = False
+    n: Annotated[int | None, _option(_SAMPLING, "Completions for each prompt. Default: 1.", "--n", "-n")] = None
+    temperature: Annotated[float | None, _option(_SAMPLING, "0 is greedy. Default: the model's own, else 1.")] = None
+    top_k: Annotated[int | None, _option(_SAMPLING, "Keep the k most likely tokens; 0 keeps all.")] = None
+    top_p: Annotated[
+        float | None, _option(_SAMPLING, "Keep the smallest set of most likely tokens with this mass, in (0, 1].")
+    ] = None
+    min_p: Annotated[
+        float | None, _option(_SAMPLING, "Keep tokens at least this times as likely as the most likely one.")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, _option(_SAMPLING, "Above 1: less of what stands in prompt or output.")
+    ] = None
+    presence_penalty: Annotated[
+        float | None, _option(_SAMPLING, "Subtracted from the logits of tokens in the output, -2 to 2.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, _option(_SAMPLING, "Subtracted for each time a token is in the output, -2 to 2.")
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        _option(_SAMPLING, "Add to a token's logit, -100 to 100. May be given several times.", metavar="ID=VALUE"),
+    ] = None
+    seed: Annotated[
+        int | None, _option(_SAMPLING, "The same seed gives the same text. Default: a fresh one.", "--seed", "-s")
+    ] = None
+    logprobs: Annotated[
+        int | None, _option(_SAMPLING, "With --json: log-probabilities of each token and of so many likely ones.")
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None, _option(_SAMPLING, "With --json: the same for the tokens of the prompt.")
+    ] = None
+    skip_special_tokens: Annotated[
+        bool, _option(_SAMPLING, "Leave special tokens out of the text.", "--skip-special-tokens/--show-special-tokens")
+    ] = True
+
+    def given(self) -> dict[str, Any]:
+        """Names and values of what was given, as SamplingParams has them. Raises InvalidRequest."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {name: value for name, value in values.items() if value is not None and value != []}
+        if "logit_bias" in given:
+            given["logit_bias"] = _parsed_bias(given["logit_bias"])
+        return given
+
+    def params(self) -> SamplingParams:
+        """The sampling parameters that were given. Raises InvalidRequest."""
+        return SamplingParams(**self.given())
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """One option for each setting of Engine but its model. None: the engine's own default."""
+
+    device: Annotated[str | None, _option(_ENGINE, "auto, cpu or cuda. Default: auto.")] = None
+    dtype: Annotated[
+        str | None,
+        _option(_ENGINE, "Of the weights: auto (as stored), float32, float16 or bfloat16. Default: auto."),
+    ] = None
+    max_num_seqs: Annotated[int | None, _option(_ENGINE, "Most sequences in one pass. Default: 64.")] = None
+    max_num_batched_tokens: Annotated[
+        int | None, _option(_ENGINE, "Most tokens in one pass; longer prompts are computed in chunks. Default: 1024.")
+    ] = None
+    kv_cache_memory: Annotated[
+        str | None,
+        _option(
+            _ENGINE, "Size of the KV pool: bytes, such as 1GiB, a part of the free memory, such as 0.5, or auto.",
+            metavar="SIZE",
+        ),
+    ] = None
+    block_size: Annotated[int | None, _option(_ENGINE, "Tokens in one KV block. Default: 16.")] = None
+    max_context: Annotated[
+        int | None, _option(_ENGINE, "Most tokens of a sequence, prompt and output. Default: the model's own.")
+    ] = None
+    num_threads: Annotated[int | None, _option(_ENGINE, "Threads. Default: every processor we may use.")] = None
+
+    def given(self) -> dict[str, Any]:
+        """Names and values of what was given, as Engine has them."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {name: value for name, value in values.items() if value is not None}
+        if "kv_cache_memory" in given:
+            given["kv_cache_memory"] = _number_or_text(given["kv_cache_memory"])
+        return given
+
+
+def command(function: Callable[..., int]) -> Callable[..., None]:
+    """Make a typer command of a function: each parameter that is an options dataclass stands for its fields.
+
+    The function returns the exit code; errors and Ctrl-C are turned into theirs (see exit_code_of).
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if inspect.isclass(hint) and is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in groups:
+            parameters += _parameters_of(groups[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    def run(**values: Any) -> None:
+        options = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        code = exit_code_of(lambda: function(**values, **options))
+        raise typer.Exit(code)
+
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _parameters_of(group: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(group)
+    ]
+
+
+def _parsed_bias(entries: Sequence[str]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for entry in entries:
+        token_id, _, value = entry.partition("=")
+        try:
+            bias[int(token_id)] = float(value)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"--logit-bias is {entry!r}; write a token id and a number, for example 15=-2.5.",
+                field="logit_bias",
+                value=entry,
+            ) from error
+    return bias
+
+
+def _number_or_text(size: str) -> float | str:
+    """A part of the free memory such as "0.5" as a number; anything else stays text for the engine to read."""
+    try:
+        number = float(size)
+    except ValueError:
+        return size
+    return number if 0.0 < number < 1.0 else size

@@ -1,0 +1,224 @@
+"""Bad input gets a typed error with the field, the value and the limit, and hurts nobody else in the batch."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyengine import DeviceNotAvailable, Engine, InvalidRequest, NeverFits, QueueFull, SamplingParams
+
+from .conftest import block_bytes
+
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        ("", "prompt"),
+        ([], "prompt"),
+        ([-1], "prompt"),
+        ([5, 320], "prompt"),
+        ([5, 2**70], "prompt"),
+        ([5, 1.5], "prompt"),
+        ([5, True], "prompt"),
+        ([5, "6"], "prompt"),
+        (b"bytes", "prompt"),
+        (7, "prompt"),
+        (None, "prompt"),
+        ("a lone \ud800 surrogate", "prompt"),
+    ],
+)
+def test_a_bad_prompt_is_refused_and_its_neighbours_are_not_touched(engine: Engine, prompt: Any, field: str) -> None:
+    expected = engine.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+    with pytest.raises(InvalidRequest) as refused:
+        engine.submit(prompt, GREEDY)
+    assert refused.value.field == field
+    bad, good = engine.generate([prompt, [5, 6, 7]], GREEDY)
+    assert isinstance(bad.error, InvalidRequest)
+    assert bad.outputs[0].finish_reason == "error"
+    assert good.outputs[0].token_ids == expected
+    with pytest.raises(InvalidRequest):
+        engine.generate([[5, 6, 7], prompt], GREEDY, on_error="raise")
+    assert not engine.has_unfinished
+    assert engine._scheduler.num_free_blocks == engine.limits.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -3}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"min_p": -0.5}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"n": 0}, "n"),
+        ({"n": 2, "temperature": 0}, "n"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [5]}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": "12"}, "stop_token_ids"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias[1]"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logprobs": 65}, "logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"ignore_eos": 1}, "ignore_eos"),
+    ],
+)
+def test_a_bad_sampling_parameter_is_refused_when_it_is_made(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        SamplingParams(**settings)
+    assert refused.value.field == field
+    assert field.split("[")[0] in str(refused.value)
+
+
+def test_an_unknown_sampling_parameter_is_refused_and_the_known_ones_are_listed() -> None:
+    with pytest.raises(TypeError, match="top_kk"):
+        SamplingParams(top_kk=3)  # type: ignore[call-arg]
+    with pytest.raises(InvalidRequest, match="temperature"):
+        SamplingParams.from_dict({"top_kk": 3})
+
+
+@pytest.mark.parametrize("settings", [{"logit_bias": {320: 1.0}}, {"stop_token_ids": [5, 400]}])
+def test_token_ids_beyond_the_vocabulary_are_refused_at_submit(engine: Engine, settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="320 tokens") as refused:
+        engine.submit([5, 6], SamplingParams(**settings))
+    assert refused.value.field in settings
+    assert refused.value.limit == 319
+
+
+def test_greedy_by_the_models_default_with_n_above_one_is_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        SamplingParams(n=2).with_defaults({"temperature": 0.0})
+    assert refused.value.field == "n"
+
+
+def test_a_prompt_longer_than_the_context_never_fits_and_says_so_at_once(engine: Engine) -> None:
+    begin = time.monotonic()
+    with pytest.raises(NeverFits) as refused:
+        engine.submit([5] * 512, GREEDY)
+    assert (refused.value.need, refused.value.usable, refused.value.unit) == (513, 512, "tokens")
+    with pytest.raises(NeverFits):
+        engine.submit([5] * 100_000, GREEDY)
+    assert time.monotonic() - begin < 1.0
+    long, good = engine.generate([[5] * 600, [5, 6]], GREEDY)
+    assert isinstance(long.error, NeverFits)
+    assert good.error is None
+
+
+def test_a_prompt_longer_than_the_pool_never_fits_and_names_both_numbers(model_folder: Path) -> None:
+    with Engine(model_folder, kv_cache_memory=2 * block_bytes(model_folder)) as engine:
+        with pytest.raises(NeverFits) as refused:
+            engine.submit([5] * 33, GREEDY)
+        assert (refused.value.need, refused.value.usable, refused.value.unit) == (3, 2, "blocks")
+        assert engine.generate([[5] * 32], GREEDY)[0].error is None
+
+
+def test_a_prompt_of_exactly_the_longest_length_makes_one_token(engine: Engine) -> None:
+    output = engine.generate([[5] * 511], GREEDY)[0]
+    assert len(output.outputs[0].token_ids) == 1
+    assert output.metrics.max_tokens_clamped
+
+
+def test_duplicate_and_wrong_request_ids_are_refused(engine: Engine) -> None:
+    engine.submit([5, 6], GREEDY, request_id="mine")
+    for wrong in ("mine", "", 5):
+        with pytest.raises(InvalidRequest) as refused:
+            engine.submit([5, 6], GREEDY, request_id=wrong)  # type: ignore[arg-type]
+        assert refused.value.field == "request_id"
+    while engine.has_unfinished:
+        engine.step()
+    assert engine.submit([5, 6], GREEDY, request_id="mine") == "mine"
+
+
+def test_a_list_of_params_of_another_length_is_refused_with_both_lengths(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="2 for 3 prompts") as refused:
+        engine.generate(["a", "b", "c"], [GREEDY, GREEDY])
+    assert refused.value.field == "params"
+    with pytest.raises(InvalidRequest, match="SamplingParams"):
+        engine.generate("a", {"max_tokens": 3})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="on_error"):
+        engine.generate("a", GREEDY, on_error="ignore")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="at least one"):
+        engine.generate([], GREEDY)
+
+
+def test_a_full_queue_refuses_one_more_and_keeps_the_others(model_folder: Path) -> None:
+    with Engine(model_folder, kv_cache_memory="4MiB", max_queue=2) as engine:
+        ids = [engine.submit([5, 6], GREEDY), engine.submit([7], GREEDY)]
+        with pytest.raises(QueueFull) as refused:
+            engine.submit([8], GREEDY)
+        assert refused.value.limit == 2
+        ended = []
+        while engine.has_unfinished:
+            ended += [event.request_id for event in engine.step() if event.finish_reason == "length"]
+        assert sorted(ended) == sorted(ids)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"device": "gpu"}, "device"),
+        ({"device": "cpu:1"}, "device"),
+        ({"device": 3}, "device"),
+        ({"dtype": "int3"}, "dtype"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, "max_num_seqs"),
+        ({"max_num_batched_tokens": -1}, "max_num_batched_tokens"),
+        ({"block_size": 15}, "block_size"),
+        ({"block_size": 0}, "block_size"),
+        ({"kv_cache_memory": 0}, "kv_cache_memory"),
+        ({"kv_cache_memory": 100}, "kv_cache_memory"),
+        ({"kv_cache_memory": -5}, "kv_cache_memory"),
+        ({"kv_cache_memory": 1.5}, "kv_cache_memory"),
+        ({"kv_cache_memory": "a lot"}, "kv_cache_memory"),
+        ({"kv_cache_memory": "900000GiB"}, "kv_cache_memory"),
+        ({"max_context": 513}, "max_context"),
+        ({"max_context": 0}, "max_context"),
+        ({"num_threads": 0}, "num_threads"),
+        ({"num_threads": "2"}, "num_threads"),
+        ({"max_queue": 0}, "max_queue"),
+    ],
+)
+def test_a_bad_engine_setting_is_refused_by_name(model_folder: Path, settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Engine(model_folder, **settings)
+    assert refused.value.field == field
+    assert field in str(refused.value)
+
+
+def test_an_unknown_engine_setting_is_refused(model_folder: Path) -> None:
+    with pytest.raises(TypeError, match="kv_cache_size"):
+        Engine(model_folder, kv_cache_size=5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_cuda_where_there_is_none_says_what_to_do(model_folder: Path, device: str) -> None:
+    with pytest.raises(DeviceNotAvailable, match="device='cpu'"):
+        Engine(model_folder, device=device)
+
+
+def test_bad_messages_and_a_failing_template_are_refused(engine: Engine) -> None:
+    for messages in ("hello", [], [{"role": "user"}], [{"content": "x"}], [5], [{"role": "user", "content": 5}]):
+        with pytest.raises(InvalidRequest) as refused:
+            engine.chat(messages, GREEDY)  # type: ignore[arg-type]
+        assert refused.value.field == "messages"
