@@ -218,7 +218,9 @@ static_assert(kLogitBlock % kDrawTokens == 0);
 PYENGINE_INLINE void draw_bits(uint32_t counter, uint32_t position, uint64_t seed, UVec* bits) {
     WVec x0[kChains], x1[kChains], x2[kChains], x3[kChains];
     for (int c = 0; c < kChains; ++c) {
-        for (int i = 0; i < kWideLanes; ++i) x0[c][i] = counter + static_cast<uint32_t>(c * kWideLanes + i);
+        WVec counters{};
+        for (int i = 0; i < kWideLanes; ++i) counters[i] = counter + static_cast<uint32_t>(c * kWideLanes + i);
+        x0[c] = counters;
         x1[c] = WVec{} + position;
         x2[c] = x3[c] = WVec{};
     }

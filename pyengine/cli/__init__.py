@@ -13,6 +13,6 @@ def main() -> None:
     try:
         from pyengine.cli.app import app
 
-        app()
+        app(prog_name="pyengine")
     except KeyboardInterrupt:  # before a command had begun
         sys.exit(INTERRUPTED)

@@ -77,9 +77,9 @@ class SamplingOptions:
     prompt_logprobs: Annotated[
         int | None, _option(_SAMPLING, "With --json: the same for the tokens of the prompt.")
     ] = None
-    skip_special_tokens: Annotated[
-        bool, _option(_SAMPLING, "Leave special tokens out of the text.", "--skip-special-tokens/--show-special-tokens")
-    ] = True
+    show_special_tokens: Annotated[
+        bool, _option(_SAMPLING, "Keep special tokens in the text.", "--show-special-tokens")
+    ] = False
 
     def given(self) -> dict[str, Any]:
         """Names and values of what was given, as SamplingParams has them. Raises InvalidRequest."""
@@ -87,6 +87,7 @@ class SamplingOptions:
         given = {name: value for name, value in values.items() if value is not None and value != []}
         if "logit_bias" in given:
             given["logit_bias"] = _parsed_bias(given["logit_bias"])
+        given["skip_special_tokens"] = not given.pop("show_special_tokens")
         return given
 
     def params(self) -> SamplingParams:
@@ -110,7 +111,8 @@ class EngineOptions:
     kv_cache_memory: Annotated[
         str | None,
         _option(
-            _ENGINE, "Size of the KV pool: bytes, such as 1GiB, a part of the free memory, such as 0.5, or auto.",
+            _ENGINE,
+            "Size of the KV pool: bytes, such as 1GiB, a part of the free memory, such as 0.5, or auto.",
             metavar="SIZE",
         ),
     ] = None

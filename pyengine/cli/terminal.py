@@ -97,12 +97,11 @@ def loading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
 
 
 class BatchBar:
-    """How far a batch is, on standard error if that is a terminal; it steps aside while text is written."""
+    """How far a batch is, on standard error; it steps aside while text is written."""
 
-    def __init__(self, total: int, *, is_shown: bool) -> None:
+    def __init__(self, total: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-        self._is_shown = is_shown
         self._bar = _bar(
             TextColumn("Generating"),
             BarColumn(),
@@ -119,26 +118,18 @@ class BatchBar:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """While it is entered, the bar is not on the screen."""
-        self._stop()
+        self._bar.stop()
         try:
             yield
         finally:
-            self._start()
+            self._bar.start()
 
     def __enter__(self) -> BatchBar:
-        self._start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def _start(self) -> None:
-        if self._is_shown:
-            self._bar.start()
-
-    def _stop(self) -> None:
-        if self._is_shown:
-            self._bar.stop()
+        self._bar.stop()
 
 
 def _bar(*columns: object) -> Progress:

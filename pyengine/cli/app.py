@@ -1,0 +1,201 @@
+"""The typer application: commands, their options and their help; each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from pyengine.cli.options import EngineOptions, Model, SamplingOptions, command
+from pyengine.errors import InvalidRequest
+
+CHAT_MODEL = "smollm2-135m-instruct"
+_OUTPUT = "Output"
+
+app = typer.Typer(
+    name="pyengine",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Stats = Annotated[bool, typer.Option("--stats", help="Rates and times, on standard error.", rich_help_panel=_OUTPUT)]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Say which model, device and defaults are used, also without a terminal.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.", rich_help_panel=_OUTPUT)]
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from pyengine.cli.info import package_version
+
+        sys.stdout.write(f"pyengine {package_version()}\n")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="Exit codes: 0 done; 1 the model, the device or a prompt failed; 2 the command line or an input file is "
+    "wrong; 130 Ctrl-C; 141 the reader of the output went away."
+)
+def pyengine(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Run language models on this machine: many prompts at a time, without PyTorch."""
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    'pyengine generate "Once upon a time"\n\n'
+    'pyengine generate "A fox" "A bear" --temperature 0.8 --seed 7\n\n'
+    "pyengine generate --file prompts.jsonl --json > outputs.jsonl\n\n"
+    "cat letter.txt | pyengine generate --model ./my-model --max-tokens 100"
+)
+@command
+def generate(
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PROMPT",
+            help="Texts to continue; - reads one from standard input, which is also the default where it is a pipe.",
+            show_default=False,
+        ),
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="Prompts from a file, - for standard input: one a line, blank lines skipped; or, if its name ends in "
+            '.jsonl, one {"prompt": ..., "id": ..., "params": {...}} a line, where prompt is a text or a list of token '
+            "ids, and id and params (which come on top of the options) may be left out.",
+            show_default=False,
+        ),
+    ] = None,
+    jsonl: Annotated[
+        bool | None,
+        typer.Option("--jsonl/--lines", help="What FILE holds, whatever its name.", show_default=False),
+    ] = None,
+    model: Model = None,
+    echo: Annotated[
+        bool, typer.Option("--echo/--no-echo", help="Show the prompt before its continuation.", rich_help_panel=_OUTPUT)
+    ] = True,
+    as_json: Json = False,
+    stats: Stats = False,
+    verbose: Verbose = False,
+    *,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+) -> int:
+    """Continue texts: one is written as it is generated; several are one batch, written in order, --- between them."""
+    from pyengine.cli.prompts import items_from_arguments, items_from_file
+
+    if file is not None and prompts:
+        raise InvalidRequest("--file and prompts were both given; give one of them.", field="file", value=file)
+    if file is not None:
+        items = items_from_file(file, sampling.given(), is_jsonl=jsonl)
+    else:
+        items = items_from_arguments(prompts or _piped_prompt(), sampling.given())
+    from pyengine.cli.generate import Presentation, run_generate
+
+    return run_generate(items, model, engine.given(), Presentation(as_json, echo, stats, verbose))
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "pyengine chat\n\n"
+    'pyengine chat "What is the capital of France?" --temperature 0\n\n'
+    'cat report.txt | pyengine chat --system "Summarize what the user writes."'
+)
+@command
+def chat(
+    question: Annotated[
+        str | None,
+        typer.Argument(
+            help="Answer this and leave; - reads it from standard input, which is also the default where it is a pipe.",
+            show_default=False,
+        ),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="The system message.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A built-in name, a Hugging Face folder, or a hub id.")
+    ] = CHAT_MODEL,
+    stats: Stats = False,
+    verbose: Verbose = False,
+    *,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+) -> int:
+    """Talk with a chat model. Ctrl-C stops an answer, Ctrl-D leaves."""
+    from pyengine.cli.prompts import argument_text, read_stdin
+
+    params = sampling.params()
+    if params.n > 1:
+        raise InvalidRequest(f"--n is {params.n}; a chat has one answer at a time.", field="n", value=params.n, limit=1)
+    if question is None and not _is_stdin_terminal():
+        question = "-"
+    if question is not None:
+        question = read_stdin() if question == "-" else argument_text(question)
+        if not question.strip():
+            raise InvalidRequest("The question is empty.", field="question", value=question)
+    system = argument_text(system) if system is not None else None
+    from pyengine.cli.chat import run_chat
+
+    return run_chat(question, model, system, params, engine.given(), stats=stats, verbose=verbose)
+
+
+@app.command(
+    epilog="Examples:\n\npyengine info\n\npyengine info ./my-model --dtype float32\n\npyengine info --build --json"
+)
+@command
+def info(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A built-in name, a Hugging Face folder, or a hub id. Default: the built-in model.", show_default=False
+        ),
+    ] = None,
+    build: Annotated[
+        bool, typer.Option("--build", help="Show what this build of pyengine is, instead of a model.")
+    ] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Count as if served in it: auto, float32, float16 or bfloat16.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> int:
+    """Show what a model is and what fits into this machine's memory. Loads no weights."""
+    from pyengine.cli.info import run_build_info, run_info
+
+    if build:
+        if model is not None:
+            raise InvalidRequest("--build shows no model; leave MODEL out.", field="model", value=model)
+        return run_build_info(as_json=as_json)
+    return run_info(model, dtype=dtype, as_json=as_json)
+
+
+def _piped_prompt() -> list[str]:
+    if _is_stdin_terminal():
+        raise InvalidRequest(
+            'There is no prompt: give one, for example pyengine generate "Once upon a time", or --file, or a pipe.',
+            field="prompt",
+        )
+    return ["-"]
+
+
+def _is_stdin_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
