@@ -52,7 +52,7 @@ Matrix matrix_of(const py::array& array, const char* name, bool written) {
     if (!dtype) refuse(name, "dtype must be float32, float16, or uint16 for bf16");
     if (array.ndim() != 2) refuse(name, "must have 2 dimensions, has " + std::to_string(array.ndim()));
     const py::ssize_t size = array.itemsize();
-    if (array.shape(1) > 1 && array.strides(1) != size) refuse(name, "rows must be contiguous");
+    if (array.size() > 0 && array.shape(1) > 1 && array.strides(1) != size) refuse(name, "rows must be contiguous");
     if (array.shape(0) > 1 && (array.strides(0) < array.shape(1) * size || array.strides(0) % size != 0)) {
         refuse(name, "rows must not overlap");
     }

@@ -1,5 +1,5 @@
-// philox.h: the counter-based random numbers behind every draw. Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel
-// Random Numbers: As Easy as 1, 2, 3" (SC11): a function of (counter, key) without state. Not a generator object.
+// philox.h: the counter-based random numbers behind every draw. Philox4x32-10 of Salmon, Moraes, Dror and Shaw,
+// "Parallel Random Numbers: As Easy as 1, 2, 3" (SC11): a function of (counter, key). No generator object, no state.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// sampling_math.h: the numbers that define exp and log in sampling. Every backend evaluates these polynomials with plain
-// IEEE single additions and multiplications in the order written in docs/sampling.md (no fused multiply-add), so that a
-// draw has the same bits on every instruction set. Not a maths library: valid only on the ranges that sampling needs.
+// sampling_math.h: the numbers that define exp and log in sampling. The polynomials are evaluated with plain IEEE
+// single additions and multiplications in the order written in docs/sampling.md (no fused multiply-add), so that a draw
+// has the same bits on every instruction set. Not a maths library: valid only on the ranges that sampling needs.
 #pragma once
 
 #include <cstdint>

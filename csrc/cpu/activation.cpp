@@ -10,7 +10,7 @@ void gated_activation(Context& context, Activation activation, const Matrix& gat
     cpu::check_size(op, "rows of out", out.rows, gate_up.rows);
     cpu::check_size(op, "columns of gate_up", gate_up.cols, 2 * out.cols);
     const cpu::ActivationKernels& kernels = cpu::select_activation_kernels(context.isa);
-    cpu::for_each_row(context, out.rows, out.cols, [&](int64_t row) {
+    cpu::for_each_row(context, out.rows, 4 * out.cols, [&](int64_t row) {
         const auto* gate = reinterpret_cast<const float*>(cpu::row_of(gate_up, row));
         kernels.gated(activation, gate, gate + out.cols, out.cols, cpu::row_of(out, row), out.dtype);
     });

@@ -17,7 +17,7 @@ void rope_and_store(Context& context, const Matrix& qkv, const RopeAndNorm& para
     const cpu::RopeKernels& kernels = cpu::select_rope_and_store_kernels(context.isa);
     const cpu::PageLayout layout(kv.dtype, kv.block_size, shape);
     const int64_t half = shape.rotary_dim / 2;
-    cpu::for_each_row(context, batch.num_tokens, qkv.cols, [&](int64_t t) {
+    cpu::for_each_row(context, batch.num_tokens, 2 * qkv.cols, [&](int64_t t) {
         const int32_t slot = batch.slot_mapping[t];
         cpu::RopeToken token{};
         token.qkv = reinterpret_cast<const float*>(cpu::row_of(qkv, t));

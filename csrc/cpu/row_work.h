@@ -9,8 +9,8 @@
 
 namespace pyengine::cpu {
 
-// Elements below which waking another thread costs more than it saves.
-constexpr int64_t kInlineElements = 16384;
+// Work below which handing rows to another thread costs more than it saves, in elements loaded, added and stored.
+constexpr int64_t kInlineRowWork = 65536;
 
 inline char* row_of(const Matrix& m, int64_t row) {
     return static_cast<char*>(m.data) + row * m.stride * static_cast<int64_t>(size_of(m.dtype));
@@ -18,8 +18,8 @@ inline char* row_of(const Matrix& m, int64_t row) {
 
 // fn(row) for each row, by several threads when there is enough to do.
 template <typename Fn>
-void for_each_row(ops::Context& context, int64_t rows, int64_t elements_per_row, Fn&& fn) {
-    const bool is_small = rows * elements_per_row < kInlineElements;
+void for_each_row(ops::Context& context, int64_t rows, int64_t work_per_row, Fn&& fn) {
+    const bool is_small = rows * work_per_row < kInlineRowWork;
     const int64_t grain = is_small ? rows : context.pool.even_grain(rows);
     context.pool.parallel_for(rows, grain, [&](int64_t begin, int64_t end, int) {
         for (int64_t row = begin; row < end; ++row) fn(row);

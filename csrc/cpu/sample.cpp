@@ -1,5 +1,5 @@
-// sample.cpp: ops::sample on the CPU: the steps of sampling one row, and the rows over the thread pool. Rows share nothing
-// but the scratch of the thread they run on. The vector passes are in sample_kernel.cpp.
+// sample.cpp: ops::sample on the CPU: the steps of sampling one row, and the rows over the thread pool. Rows share
+// nothing but the scratch of the thread they run on. The vector passes are in sample_kernel.cpp.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -257,7 +257,8 @@ void sample_row(const SampleKernels& kernels, float* logits, int64_t vocab, cons
                 const RowResult& result, const RowScratch& scratch) {
     result.fail();  // until there is something better
     const int32_t target = rows.target[r], num_logprobs = rows.num_logprobs[r];
-    const bool adjusted = rows.penalty_start[r + 1] > rows.penalty_start[r] || rows.bias_start[r + 1] > rows.bias_start[r];
+    const bool adjusted =
+        rows.penalty_start[r + 1] > rows.penalty_start[r] || rows.bias_start[r + 1] > rows.bias_start[r];
     const bool reported = target >= 0 || num_logprobs >= 0;
     const uint32_t* mask = rows.allow_mask ? rows.allow_mask + r * ((vocab + 31) / 32) : nullptr;
 

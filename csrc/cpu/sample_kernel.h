@@ -1,5 +1,5 @@
-// sample_kernel.h: the passes of sampling over one row of logits, one table per instruction set; sample.cpp strings them
-// together. Every table computes the same bits (see sampling_math.h).
+// sample_kernel.h: the passes of sampling over one row of logits, one table per instruction set; sample.cpp strings
+// them together. Every table computes the same bits (see sampling_math.h).
 #pragma once
 
 #include <cstdint>

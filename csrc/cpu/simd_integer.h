@@ -1,5 +1,5 @@
-// simd_integer.h: 64-bit lanes beside the vectors of simd.h, for counter-based random numbers and integer sums. Included
-// by *_kernel.cpp only; the same rules hold (static, always inlined, no library code).
+// simd_integer.h: 64-bit lanes beside the vectors of simd.h, for counter-based random numbers and integer sums.
+// Included by *_kernel.cpp only; the same rules hold (static, always inlined, no library code).
 #pragma once
 
 #include "simd.h"
@@ -27,7 +27,8 @@ PYENGINE_INLINE WVec multiply_low_halves(WVec a, WVec b) {
 // a0 b0 a1 b1 ...: `first` gets the first kWideLanes of them, `second` the others.
 PYENGINE_INLINE void interleave(WVec a, WVec b, WVec& first, WVec& second) {
 #if defined(__AVX512F__)
-    const __m512i low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+    const __m512i low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    const __m512i high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
     first = (WVec)_mm512_permutex2var_epi64((__m512i)a, low, (__m512i)b);
     second = (WVec)_mm512_permutex2var_epi64((__m512i)a, high, (__m512i)b);
 #elif defined(__AVX2__)

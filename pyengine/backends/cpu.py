@@ -13,12 +13,15 @@ from pyengine.backends.memory import aligned_empty, available_memory
 from pyengine.backends.number_formats import convert, to_float32
 from pyengine.backends.step_inputs import IntArray
 from pyengine.checkpoint import Checkpoint
-from pyengine.errors import EngineClosed
+from pyengine.errors import EngineClosed, ModelError
 from pyengine.models.rope import rope_tables
 from pyengine.models.spec import DecoderSpec
 
 # Logits are computed for so many rows at once that they take about this many bytes.
 LOGITS_BYTES = 32 * 2**20
+
+# Largest vocabulary whose probabilities still add up exactly in 64 bits (csrc/sampling_math.h).
+MAX_VOCAB_SIZE = 2**19
 
 # Each packed weight is made of parts that lie one after another along its rows.
 LAYER_LINEARS = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
@@ -42,6 +45,10 @@ class CpuBackend:
         isa: str | None = None,
         progress: Progress | None = None,
     ) -> None:
+        if spec.vocab_size > MAX_VOCAB_SIZE:
+            raise ModelError(
+                f"vocab_size is {spec.vocab_size}; the CPU backend samples from at most {MAX_VOCAB_SIZE} tokens."
+            )
         self._native: Any = import_module("pyengine._cpu")
         self._spec = spec
         self._context: Any = self._native.Context(num_threads or 0, isa)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,22 +123,15 @@ def _stream(engine: Engine, item: PromptItem, report: _Report, interrupt: Interr
 
 
 def _run_batch(engine: Engine, items: Sequence[PromptItem], report: _Report, interrupt: InterruptRequest) -> None:
-    with _shown_bar(len(items)) as bar:
-        for item, output in zip(items, _outputs(engine, items, interrupt, bar), strict=False):
+    bar = BatchBar(len(items)) if len(items) > 1 and sys.stderr.isatty() else None
+    try:
+        for item, output in zip(items, _outputs(engine, items, interrupt, bar), strict=False):  # fewer when stopped
             if bar is not None and (report.out.is_terminal or output.error is not None):
-                with bar.aside():
-                    report.show(item, output)
-            else:
-                report.show(item, output)
-
-
-@contextmanager
-def _shown_bar(num_prompts: int) -> Iterator[BatchBar | None]:
-    if num_prompts < 2 or not sys.stderr.isatty():
-        yield None
-        return
-    with BatchBar(num_prompts) as bar:
-        yield bar
+                bar.hide()
+            report.show(item, output)
+    finally:
+        if bar is not None:
+            bar.hide()
 
 
 def _outputs(

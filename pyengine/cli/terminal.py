@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -13,6 +14,7 @@ from pyengine.errors import PyEngineError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+QUICK_S = 0.3  # what takes no longer than this needs no bar
 DIM, BOLD, RED, RESET = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 # What a model says must not drive the terminal: control characters become their pictures (U+2400 and on), tab and
@@ -85,19 +87,29 @@ def note_error(message: str) -> None:
 
 @contextmanager
 def loading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
-    """A callback for the part that is loaded; it shows a bar on a terminal, and is None elsewhere."""
+    """A callback for the part that is loaded; it shows a bar on a terminal, unless all is quick, and is None elsewhere."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 
-    with _bar(TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn()) as bar:
-        task = bar.add_task(shown_text(what), total=1.0)
-        yield lambda part: bar.update(task, completed=part)
+    bar = _bar(TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+    task = bar.add_task(shown_text(what), total=1.0)
+    started = time.monotonic()
+
+    def show(part: float) -> None:
+        bar.update(task, completed=part)
+        if time.monotonic() - started > QUICK_S:
+            bar.start()
+
+    try:
+        yield show
+    finally:
+        bar.stop()
 
 
 class BatchBar:
-    """How far a batch is, on standard error; it steps aside while text is written."""
+    """How far a batch is, on standard error, where it appears with each update until it is hidden."""
 
     def __init__(self, total: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -114,21 +126,10 @@ class BatchBar:
     def update(self, num_finished: int, num_tokens: int) -> None:
         """Show new counts."""
         self._bar.update(self._task, completed=num_finished, tokens=num_tokens)
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """While it is entered, the bar is not on the screen."""
-        self._bar.stop()
-        try:
-            yield
-        finally:
-            self._bar.start()
-
-    def __enter__(self) -> BatchBar:
         self._bar.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def hide(self) -> None:
+        """Take the bar off the screen, so that something else can be written, and show the cursor again."""
         self._bar.stop()
 
 

@@ -153,4 +153,4 @@ TestScheduler.settings = settings(max_examples=60, stateful_step_count=30, deadl
 
 @pytest.mark.slow
 class TestSchedulerLong(SchedulerMachine.TestCase):  # type: ignore[misc,name-defined]
-    settings = settings(max_examples=1500, stateful_step_count=60, deadline=None, suppress_health_check=HEALTH)
+    settings = settings(max_examples=600, stateful_step_count=60, deadline=None, suppress_health_check=HEALTH)

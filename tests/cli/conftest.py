@@ -1,0 +1,173 @@
+"""Starting the real command: as a subprocess with pipes, or on a pseudo-terminal; and a tiny chat model of random weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from pyengine.checkpoint.source import BUILT_IN, built_in_folder
+from pyengine.errors import ModelError
+from pyengine.models import family_of, role_shapes, spec_from_config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEADLINE_S = 60.0
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a run of the command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Finished]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment without what would change colours or widths, with `changes`."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYENGINE_CPU_ISA")}
+    return {**kept, "TERM": "xterm", **changes}
+
+
+@pytest.fixture(scope="session")
+def built_in() -> list[str]:
+    """Options that select the built-in model: none where pyengine is installed; from the source tree, its folder."""
+    try:
+        built_in_folder()
+    except ModelError:
+        folder = REPOSITORY / "weights" / BUILT_IN
+        assert (folder / "config.json").is_file(), "neither the package nor the source tree has the built-in model"
+        return ["--model", str(folder)]
+    return []
+
+
+@pytest.fixture(scope="session")
+def run() -> Run:
+    """Run `pyengine ARGUMENTS` to its end with pipes for its streams."""
+
+    def start(*arguments: str, stdin: str | bytes = b"", **changes: str) -> Finished:
+        finished = subprocess.run(
+            [sys.executable, "-m", "pyengine", *arguments],
+            input=stdin.encode() if isinstance(stdin, str) else stdin,
+            capture_output=True,
+            env=environment(**changes),
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        return Finished(finished.returncode, finished.stdout.decode(), finished.stderr.decode())
+
+    return start
+
+
+class OnTerminal:
+    """`pyengine ARGUMENTS` on a pseudo-terminal of its own, of which it is the foreground process."""
+
+    def __init__(self, *arguments: str, **changes: str) -> None:
+        self.shown = ""
+        self._undecoded = b""
+        self._pid, self._terminal = pty.fork()
+        if self._pid == 0:
+            os.execve(sys.executable, [sys.executable, "-m", "pyengine", *arguments], environment(**changes))
+
+    def type(self, keys: str) -> None:
+        """Press keys; "\\x03" is Ctrl-C and "\\x04" Ctrl-D."""
+        os.write(self._terminal, keys.encode())
+
+    def wait_for(self, text: str, *, times: int = 1) -> None:
+        """Read until the screen has shown `text` so many times."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.shown.count(text) < times:
+            assert time.monotonic() < deadline, f"{text!r} did not appear in {self.shown!r}"
+            assert self._read(1.0), f"it ended without {text!r}: {self.shown!r}"
+
+    def end(self) -> int:
+        """Read to the end and return the exit code."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self._read(1.0):
+            assert time.monotonic() < deadline, f"it did not end: {self.shown!r}"
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def close(self) -> None:
+        """End it if it still runs."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._pid = 0
+        os.close(self._terminal)
+
+    def _read(self, seconds: float) -> bool:
+        """Take what was written; False once the other side is closed."""
+        if not select.select([self._terminal], [], [], seconds)[0]:
+            return True
+        try:
+            data = os.read(self._terminal, 65536)
+        except OSError:  # Linux says so when the last process of the terminal has closed it
+            return False
+        self.shown += data.decode(errors="replace")
+        return bool(data)
+
+
+@pytest.fixture
+def on_terminal() -> Iterator[Callable[..., OnTerminal]]:
+    """Start `pyengine ARGUMENTS` on a pseudo-terminal; it is ended with the test."""
+    started: list[OnTerminal] = []
+
+    def start(*arguments: str, **changes: str) -> OnTerminal:
+        started.append(OnTerminal(*arguments, **changes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random model that has a chat template, no end token, and a token for each byte."""
+    folder = tmp_path_factory.mktemp("chat-model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={character: n for n, character in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": len(alphabet),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 8192,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = np.random.default_rng(3)
+    family = family_of(config)
+    shapes = role_shapes(spec_from_config(config))
+    weights = {family.tensor_name(r): generator.standard_normal(s, np.float32) for r, s in shapes.items()}
+    save_file(weights, folder / "model.safetensors")
+    return folder
