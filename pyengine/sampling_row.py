@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 from pyengine.sampling_params import SamplingParams
 
 _MASK64 = 2**64 - 1
+_SCALARS = struct.Struct("=fifffffQ")
+_WORDS = struct.Struct("=9i")
 
 
 def child_seed(seed: int, index: int) -> int:
@@ -32,13 +35,14 @@ class SamplingRow:
         end_ids: tokens that may not be drawn while fewer than min_tokens were made.
 
     Attributes:
-        scalars: (temperature, top_k, top_p, min_p, repetition, presence, frequency) of every draw.
+        words: temperature, top_k, top_p, min_p, repetition, presence and frequency penalty, and the seed (two words), as
+            the 32-bit words that the native step reads.
         penalty_ids, penalty_counts: distinct tokens of prompt and output, and how often each is in the output;
             empty when no penalty is in force.
     """
 
     __slots__ = ("_base_bias", "_index_of", "_min_bias", "_min_tokens", "_num_output", "_penalized", "penalty_counts",
-                 "penalty_ids", "scalars", "seed")  # fmt: skip
+                 "penalty_ids", "words")  # fmt: skip
 
     def __init__(
         self, params: SamplingParams, seed: int, prompt_token_ids: Iterable[int], end_ids: Iterable[int]
@@ -46,7 +50,7 @@ class SamplingRow:
         assert params.temperature is not None
         assert params.top_p is not None
         repetition = 1.0 if params.repetition_penalty is None else params.repetition_penalty
-        self.scalars: tuple[float, int, float, float, float, float, float] = (
+        packed = _SCALARS.pack(
             params.temperature,
             min(params.top_k or 0, 2**31 - 1),
             params.top_p,
@@ -54,8 +58,9 @@ class SamplingRow:
             repetition,
             params.presence_penalty,
             params.frequency_penalty,
+            seed,
         )
-        self.seed = seed
+        self.words: tuple[int, ...] = _WORDS.unpack(packed)
         self._num_output = 0
         self._min_tokens = params.min_tokens
         self._base_bias = (list(params.logit_bias.keys()), list(params.logit_bias.values()))

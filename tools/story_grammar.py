@@ -1234,6 +1234,26 @@ CLOSINGS: Beat = (
     "{A} never forgot that day.",
 )  # fmt: skip
 
+# Short sentences that keep naming the same characters, see ``name_drill``.
+DRILL_SENTENCES: Beat = (
+    "{A} saw {B}.",
+    "{A} [liked|loved|helped|knew|thanked] {B}.",
+    "{B} [smiled at|looked at|ran to|hugged|waved to] {A}.",
+    "\"Hello, {B.call}!\" said {A}.",
+    "\"[Come|Look|Wait], {A.call}!\" [said|called|shouted] {B}.",
+    "\"Thank you,\" said {A}.",
+    "\"[Yes|No|Please]!\" said {B}.",
+    "\"[Where are you|How are you|What is that]?\" asked {A}.",
+    "{A} and {B} [laughed|played|danced|went home].",
+    "{B} and {A} [were happy|were friends|ran {p.to}].",
+    "{A} gave {B} {o.a}.",
+    "{B} gave {A} some {f}.",
+    "{A} [smiled|laughed|was happy|sat down].",
+    "{B} was [sad|tired|glad|hungry].",
+    "Then {A} [came|sang|waited for {B}].",
+    "But {B} [did not see {A}|said no|was not there].",
+)
+
 # ---------------------------------------------------------------------------------------------------------- expansion
 
 CHARACTERS = frozenset("ABC")
@@ -1441,6 +1461,16 @@ def story(seed: int) -> str:
     has_paragraphs = rng.random() < 0.5
     paragraphs = [re.sub(r" +", " ", paragraph).strip() for paragraph in text.split("\n\n")]
     return capitalize_sentences(("\n\n" if has_paragraphs else " ").join(paragraphs))
+
+
+def name_drill(seed: int) -> str:
+    """Three to eight short sentences about two characters, no story: exercise in naming those who are there."""
+    rng = random.Random(seed)
+    slots = draw_slots(rng)
+    mentioned: set[str] = set()
+    count = 3 + int(rng.random() * 6)
+    text = " ".join(expand(pick(rng, DRILL_SENTENCES), slots, mentioned, rng) for _ in range(count))
+    return capitalize_sentences(text)
 
 
 def main() -> None:

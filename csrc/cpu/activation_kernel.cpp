@@ -37,18 +37,25 @@ void gated_row(const float* gate, const float* up, int64_t n, T* out) {
 template <Activation kActivation>
 void gated_to(const float* gate, const float* up, int64_t n, void* out, DType out_dtype) {
     switch (out_dtype) {
-        case DType::f32: return gated_row<kActivation>(gate, up, n, static_cast<float*>(out));
-        case DType::f16: return gated_row<kActivation>(gate, up, n, static_cast<Half*>(out));
-        case DType::bf16: return gated_row<kActivation>(gate, up, n, static_cast<Brain*>(out));
+        case DType::f32:
+            return gated_row<kActivation>(gate, up, n, static_cast<float*>(out));
+        case DType::f16:
+            return gated_row<kActivation>(gate, up, n, static_cast<Half*>(out));
+        case DType::bf16:
+            return gated_row<kActivation>(gate, up, n, static_cast<Brain*>(out));
     }
 }
 
 void gated(Activation activation, const float* gate, const float* up, int64_t n, void* out, DType out_dtype) {
     switch (activation) {
-        case Activation::silu: return gated_to<Activation::silu>(gate, up, n, out, out_dtype);
-        case Activation::gelu: return gated_to<Activation::gelu>(gate, up, n, out, out_dtype);
-        case Activation::gelu_tanh: return gated_to<Activation::gelu_tanh>(gate, up, n, out, out_dtype);
-        case Activation::relu: return gated_to<Activation::relu>(gate, up, n, out, out_dtype);
+        case Activation::silu:
+            return gated_to<Activation::silu>(gate, up, n, out, out_dtype);
+        case Activation::gelu:
+            return gated_to<Activation::gelu>(gate, up, n, out, out_dtype);
+        case Activation::gelu_tanh:
+            return gated_to<Activation::gelu_tanh>(gate, up, n, out, out_dtype);
+        case Activation::relu:
+            return gated_to<Activation::relu>(gate, up, n, out, out_dtype);
     }
 }
 

@@ -49,12 +49,19 @@ struct Item {
 };
 
 class PagedAttention {
-   public:
+public:
     PagedAttention(ops::Context& context, const Matrix& q, const KvLayer& kv, const AttentionShape& shape,
                    const Batch& batch, const Matrix& out)
-        : context_(context), q_(q), kv_(kv), shape_(shape), batch_(batch), out_(out),
-          layout_(kv.dtype, kv.block_size, shape), kernels_(select_attention_kernels(context.isa)),
-          heads_(heads_per_tile(shape)), tokens_(tokens_per_tile(heads_)),
+        : context_(context),
+          q_(q),
+          kv_(kv),
+          shape_(shape),
+          batch_(batch),
+          out_(out),
+          layout_(kv.dtype, kv.block_size, shape),
+          kernels_(select_attention_kernels(context.isa)),
+          heads_(heads_per_tile(shape)),
+          tokens_(tokens_per_tile(heads_)),
           parts_((shape.num_heads / shape.num_kv_heads + heads_ - 1) / heads_) {
         take_scratch();
     }
@@ -91,7 +98,7 @@ class PagedAttention {
                                    (num_threads * kPartialsPerThread + 1) * partial_stride(padded_dim));
     }
 
-   private:
+private:
     static int64_t partial_stride(int32_t padded_dim) {
         return round_up(static_cast<int64_t>(partial_bytes(padded_dim)), 64);
     }
@@ -114,7 +121,9 @@ class PagedAttention {
         return reinterpret_cast<AttentionPartial*>(partials_ + slot * partial_stride(layout_.padded_dim));
     }
 
-    int64_t visible_keys(int64_t keys) const { return shape_.window > 0 ? std::min<int64_t>(shape_.window, keys) : keys; }
+    int64_t visible_keys(int64_t keys) const {
+        return shape_.window > 0 ? std::min<int64_t>(shape_.window, keys) : keys;
+    }
 
     int64_t tiles_across(int32_t s) const {
         return (batch_.query_start[s + 1] - batch_.query_start[s] + tokens_ - 1) / tokens_;
@@ -147,8 +156,12 @@ class PagedAttention {
 
     TileRows rows_of(const Tile& tile, const Matrix& m) const {
         const int64_t offset = tile.first_token * m.stride + tile.first_head * int64_t{shape_.head_dim};
-        return {static_cast<char*>(m.data) + offset * static_cast<int64_t>(size_of(m.dtype)), m.dtype, m.stride,
-                tile.num_tokens, tile.num_heads, shape_.head_dim};
+        return {static_cast<char*>(m.data) + offset * static_cast<int64_t>(size_of(m.dtype)),
+                m.dtype,
+                m.stride,
+                tile.num_tokens,
+                tile.num_heads,
+                shape_.head_dim};
     }
 
     AttentionChunk chunk_of(const Tile& tile, int32_t index) const {

@@ -63,7 +63,8 @@ struct Bf16 : F32 {  // the even elements, then the odd ones, widened
 // acc[r][v] += operand v of the step, times the factor of row r. Operands come from `operand(v)`; whichever are fewer,
 // operands or factors, are kept in registers (the arithmetic of each accumulator is the same).
 template <class Type, int kRows, int kCount, typename Operand>
-PYENGINE_INLINE void multiply_step(const Operand& operand, const float* factors, int stride, Vec (&acc)[kRows][kCount]) {
+PYENGINE_INLINE void multiply_step(const Operand& operand, const float* factors, int stride,
+                                   Vec (&acc)[kRows][kCount]) {
     if constexpr (kRows < kCount) {
         typename Type::Operand factor[kRows];
         for (int r = 0; r < kRows; ++r) factor[r] = Type::spread(factors + r * stride);
@@ -129,10 +130,10 @@ void score_rows(const float* queries, const AttentionChunk& chunk, int first_gro
     int group = first_group;
     for (; group + kMost <= last_group; group += kMost)
         score_columns<Type, kRows, kMost>(queries, chunk.keys + group, chunk.values + group, chunk.head_dim,
-                                           scores + group * kKeyGroup);
+                                          scores + group * kKeyGroup);
     for (; group < last_group; ++group)
         score_columns<Type, kRows, 1>(queries, chunk.keys + group, chunk.values + group, chunk.head_dim,
-                                           scores + group * kKeyGroup);
+                                      scores + group * kKeyGroup);
 }
 
 // One or both keys of a step, times the weights of all rows, onto the accumulators.
@@ -141,9 +142,8 @@ PYENGINE_INLINE void weigh_step(const char* page, const float* weights, int firs
                                 Vec (&acc)[kRows][kCount]) {
     constexpr int kVecBytes = kLanes * Type::kStep * Type::kBytes;
     for (int part = first_part; part < last_part; ++part) {
-        const auto value = [&](int v) __attribute__((always_inline)) {
-            return Type::load_part(page + v * kVecBytes, part);
-        };
+        const auto value = [&](int v)
+                               __attribute__((always_inline)) { return Type::load_part(page + v * kVecBytes, part); };
         multiply_step<Type>(value, weights + part, kScoreStride, acc);
     }
 }
@@ -167,8 +167,7 @@ PYENGINE_INLINE void weigh_half(const char* page, const float* weights, int half
 
 // weighted[rows, 16 * columns] += weights[rows, begin .. end) times the values of those keys, in the keys' order.
 template <class Type, int kRows, int kColumns>
-void weigh_columns(const float* weights, const AttentionChunk& chunk, int column, int begin, int end,
-                   float* weighted) {
+void weigh_columns(const float* weights, const AttentionChunk& chunk, int column, int begin, int end, float* weighted) {
     constexpr int kCount = kColumns * kVecs;
     const int step_bytes = chunk.padded_dim * Type::kStep * Type::kBytes;
     const int column_bytes = column * 16 * Type::kStep * Type::kBytes;
@@ -309,7 +308,7 @@ void attend_typed(const AttentionChunk& chunk, const float* queries, AttentionPa
     const int widest_begin = chunk.begin[chunk.first_token];
     const int widest_end = chunk.end[chunk.last_token - 1];
     score<Type>(last_row - first_row, queries + first_row * kQueryStride, chunk, widest_begin / kKeyGroup,
-                        (widest_end + kKeyGroup - 1) / kKeyGroup, scores);
+                (widest_end + kKeyGroup - 1) / kKeyGroup, scores);
     for (int token = chunk.first_token; token < chunk.last_token; ++token)
         for (int row = token * heads; row < (token + 1) * heads; ++row)
             softmax_row<Type>(scores + (row - first_row) * kScoreStride, chunk.begin[token], chunk.end[token],
@@ -317,8 +316,7 @@ void attend_typed(const AttentionChunk& chunk, const float* queries, AttentionPa
 
     float* weighted = partial->weighted;
     const Vec zero = broadcast(0.0f);
-    for (int i = first_row * chunk.padded_dim; i < last_row * chunk.padded_dim; i += kLanes)
-        store(weighted + i, zero);
+    for (int i = first_row * chunk.padded_dim; i < last_row * chunk.padded_dim; i += kLanes) store(weighted + i, zero);
     // Keys that all rows see: whole pairs, so that no row's pair is cut where the row alone would not cut it.
     int common_begin = round_up_to_even(chunk.begin[chunk.last_token - 1]);
     int common_end = chunk.end[chunk.first_token] / 2 * 2;
@@ -329,21 +327,23 @@ void attend_typed(const AttentionChunk& chunk, const float* queries, AttentionPa
     if (common_begin >= common_end) common_begin = common_end = widest_end;
     for (int token = chunk.first_token; token < chunk.last_token; ++token) {
         const int stop = common_begin < chunk.end[token] ? common_begin : chunk.end[token];
-        weigh<Type>(heads, scores + (token * heads - first_row) * kScoreStride, chunk, chunk.begin[token],
-                            stop, weighted + token * heads * chunk.padded_dim);
+        weigh<Type>(heads, scores + (token * heads - first_row) * kScoreStride, chunk, chunk.begin[token], stop,
+                    weighted + token * heads * chunk.padded_dim);
     }
-    weigh<Type>(last_row - first_row, scores, chunk, common_begin, common_end,
-                        weighted + first_row * chunk.padded_dim);
+    weigh<Type>(last_row - first_row, scores, chunk, common_begin, common_end, weighted + first_row * chunk.padded_dim);
     for (int token = chunk.first_token; token < chunk.last_token; ++token)
-        weigh<Type>(heads, scores + (token * heads - first_row) * kScoreStride, chunk, common_end,
-                            chunk.end[token], weighted + token * heads * chunk.padded_dim);
+        weigh<Type>(heads, scores + (token * heads - first_row) * kScoreStride, chunk, common_end, chunk.end[token],
+                    weighted + token * heads * chunk.padded_dim);
 }
 
 void attend(const AttentionChunk& chunk, DType kv, const float* queries, AttentionPartial* partial) {
     switch (kv) {
-        case DType::f32: return attend_typed<F32>(chunk, queries, partial);
-        case DType::f16: return attend_typed<F16>(chunk, queries, partial);
-        case DType::bf16: return attend_typed<Bf16>(chunk, queries, partial);
+        case DType::f32:
+            return attend_typed<F32>(chunk, queries, partial);
+        case DType::f16:
+            return attend_typed<F16>(chunk, queries, partial);
+        case DType::bf16:
+            return attend_typed<Bf16>(chunk, queries, partial);
     }
 }
 
@@ -364,9 +364,15 @@ void load_queries(const TileRows& rows, DType kv, float scale, float* queries) {
         float* target = queries + row * kQueryStride;
         const int64_t offset = offset_of(rows, row);
         switch (rows.dtype) {
-            case DType::f32: scale_row(static_cast<const float*>(rows.data) + offset, rows.head_dim, scale, target); break;
-            case DType::f16: scale_row(static_cast<const Half*>(rows.data) + offset, rows.head_dim, scale, target); break;
-            case DType::bf16: scale_row(static_cast<const Brain*>(rows.data) + offset, rows.head_dim, scale, target); break;
+            case DType::f32:
+                scale_row(static_cast<const float*>(rows.data) + offset, rows.head_dim, scale, target);
+                break;
+            case DType::f16:
+                scale_row(static_cast<const Half*>(rows.data) + offset, rows.head_dim, scale, target);
+                break;
+            case DType::bf16:
+                scale_row(static_cast<const Brain*>(rows.data) + offset, rows.head_dim, scale, target);
+                break;
         }
         if (kHasDotBf16 && kv == DType::bf16)  // in place: half of a vector is written where it was read, or before
             for (int d = 0; d < rows.head_dim; d += kLanes)
@@ -385,8 +391,7 @@ void merge(AttentionPartial* state, const AttentionPartial* partial, int32_t fir
         state->maximum[row] = most[0];
         state->sum[row] = fma(keep[0], state->sum[row], add[0] * partial->sum[row]);
         for (int d = row * padded_dim; d < (row + 1) * padded_dim; d += kLanes)
-            store(state->weighted + d,
-                      fma(keep, load(state->weighted + d), add * load(partial->weighted + d)));
+            store(state->weighted + d, fma(keep, load(state->weighted + d), add * load(partial->weighted + d)));
     }
 }
 
@@ -403,9 +408,15 @@ void write_rows(const AttentionPartial* state, const TileRows& rows, int32_t pad
         const float sum = state->sum[row];
         const int64_t offset = offset_of(rows, row);
         switch (rows.dtype) {
-            case DType::f32: divide_row(weighted, sum, rows.head_dim, static_cast<float*>(rows.data) + offset); break;
-            case DType::f16: divide_row(weighted, sum, rows.head_dim, static_cast<Half*>(rows.data) + offset); break;
-            case DType::bf16: divide_row(weighted, sum, rows.head_dim, static_cast<Brain*>(rows.data) + offset); break;
+            case DType::f32:
+                divide_row(weighted, sum, rows.head_dim, static_cast<float*>(rows.data) + offset);
+                break;
+            case DType::f16:
+                divide_row(weighted, sum, rows.head_dim, static_cast<Half*>(rows.data) + offset);
+                break;
+            case DType::bf16:
+                divide_row(weighted, sum, rows.head_dim, static_cast<Brain*>(rows.data) + offset);
+                break;
         }
     }
 }

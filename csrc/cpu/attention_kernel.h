@@ -9,9 +9,9 @@
 
 namespace pyengine::cpu {
 
-constexpr int kKeyGroup = 16;      // keys that lie side by side in a page
-constexpr int kKeyChunk = 256;     // keys of one softmax partial; chunks begin at absolute multiples of it
-constexpr int kMaxTileRows = 16;   // query rows (tokens x heads of one KV head) that share a pass over the keys
+constexpr int kKeyGroup = 16;     // keys that lie side by side in a page
+constexpr int kKeyChunk = 256;    // keys of one softmax partial; chunks begin at absolute multiples of it
+constexpr int kMaxTileRows = 16;  // query rows (tokens x heads of one KV head) that share a pass over the keys
 constexpr int kMaxHeadDim = 256;
 constexpr int kScoreStride = kKeyChunk + 16;  // floats; the 16 spread the rows over the cache's sets
 constexpr int kQueryStride = kMaxHeadDim + 16;
@@ -46,7 +46,8 @@ struct AttentionChunk {
 };
 
 struct AttentionKernels {
-    // Scales the tile's queries and puts them, in the type the products take, to `queries` [kMaxTileRows, kQueryStride].
+    // Scales the tile's queries and puts them, in the type the products take, to `queries` [kMaxTileRows,
+    // kQueryStride].
     void (*load_queries)(const TileRows& rows, DType kv, float scale, float* queries);
     // Computes the partial of one chunk; rows of tokens outside first_token .. last_token - 1 are left alone.
     void (*attend)(const AttentionChunk& chunk, DType kv, const float* queries, AttentionPartial* partial);

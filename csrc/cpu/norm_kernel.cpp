@@ -49,9 +49,12 @@ void add_rms_norm(float* residual, const float* delta, const float* weight, floa
                                            : add_and_sum_squares<false>(residual, delta, n);
     const float scale = 1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps);
     switch (out_dtype) {
-        case DType::f32: return scale_row(residual, scale, weight, n, static_cast<float*>(out));
-        case DType::f16: return scale_row(residual, scale, weight, n, static_cast<Half*>(out));
-        case DType::bf16: return scale_row(residual, scale, weight, n, static_cast<Brain*>(out));
+        case DType::f32:
+            return scale_row(residual, scale, weight, n, static_cast<float*>(out));
+        case DType::f16:
+            return scale_row(residual, scale, weight, n, static_cast<Half*>(out));
+        case DType::bf16:
+            return scale_row(residual, scale, weight, n, static_cast<Brain*>(out));
     }
 }
 

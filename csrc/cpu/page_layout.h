@@ -17,7 +17,8 @@ struct PageLayout {
     int32_t padded_dim, block_size, groups_per_block;
 
     PageLayout(DType dtype, int32_t block_tokens, const AttentionShape& shape)
-        : padded_dim((shape.head_dim + 15) / 16 * 16), block_size(block_tokens),
+        : padded_dim((shape.head_dim + 15) / 16 * 16),
+          block_size(block_tokens),
           groups_per_block(block_tokens / kKeyGroup) {
         const auto element = static_cast<int64_t>(size_of(dtype));
         key_group_bytes = (shape.head_dim * kKeyGroup * element + 63) / 64 * 64;

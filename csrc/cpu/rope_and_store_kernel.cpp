@@ -50,9 +50,12 @@ void convert(const float* x, int n, T* out) {
 
 void write_query(const float* head, int n, void* out, DType dtype, int64_t offset) {
     switch (dtype) {
-        case DType::f32: return convert(head, n, static_cast<float*>(out) + offset);
-        case DType::f16: return convert(head, n, static_cast<Half*>(out) + offset);
-        case DType::bf16: return convert(head, n, static_cast<Brain*>(out) + offset);
+        case DType::f32:
+            return convert(head, n, static_cast<float*>(out) + offset);
+        case DType::f16:
+            return convert(head, n, static_cast<Half*>(out) + offset);
+        case DType::bf16:
+            return convert(head, n, static_cast<Brain*>(out) + offset);
     }
 }
 
@@ -65,7 +68,8 @@ void scatter(const T* head, int n, T* keys, int64_t step) {
 
 void write_key(const float* head, int n, char* group, int lane, DType dtype) {
     switch (dtype) {
-        case DType::f32: return scatter(head, n, reinterpret_cast<float*>(group) + lane, kKeyGroup);
+        case DType::f32:
+            return scatter(head, n, reinterpret_cast<float*>(group) + lane, kKeyGroup);
         case DType::f16: {
             Half half[kMaxHeadDim];
             convert(head, n, half);
@@ -74,8 +78,7 @@ void write_key(const float* head, int n, char* group, int lane, DType dtype) {
         case DType::bf16: {
             Brain pairs[kMaxHeadDim];
             convert(head, n, pairs);
-            for (int d = 0; d < n; d += 2)
-                __builtin_memcpy(group + (d / 2 * kKeyGroup + lane) * 4, pairs + d, 4);
+            for (int d = 0; d < n; d += 2) __builtin_memcpy(group + (d / 2 * kKeyGroup + lane) * 4, pairs + d, 4);
             return;
         }
     }
@@ -84,8 +87,10 @@ void write_key(const float* head, int n, char* group, int lane, DType dtype) {
 void write_value(const float* head, int n, char* group, int lane, int padded_dim, DType dtype) {
     const int64_t row = static_cast<int64_t>(lane) * padded_dim;
     switch (dtype) {
-        case DType::f32: return convert(head, n, reinterpret_cast<float*>(group) + row);
-        case DType::f16: return convert(head, n, reinterpret_cast<Half*>(group) + row);
+        case DType::f32:
+            return convert(head, n, reinterpret_cast<float*>(group) + row);
+        case DType::f16:
+            return convert(head, n, reinterpret_cast<Half*>(group) + row);
         case DType::bf16: {
             Brain values[kMaxHeadDim];
             convert(head, n, values);

@@ -7,8 +7,8 @@
 namespace pyengine::cpu {
 
 struct RopeToken {
-    const float* qkv;             // the token's row
-    const float *cos, *sin;       // of its position, [rotary_dim / 2]
+    const float* qkv;              // the token's row
+    const float *cos, *sin;        // of its position, [rotary_dim / 2]
     const float *q_norm, *k_norm;  // [head_dim] or null
     float eps;
     int32_t num_heads, num_kv_heads, head_dim, rotary_dim;

@@ -22,6 +22,7 @@ LOGITS_BYTES = 32 * 2**20
 
 # Largest vocabulary whose probabilities still add up exactly in 64 bits (csrc/sampling_math.h).
 MAX_VOCAB_SIZE = 2**19
+MAX_HEAD_DIM = 256
 
 # Each packed weight is made of parts that lie one after another along its rows.
 LAYER_LINEARS = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
@@ -45,10 +46,7 @@ class CpuBackend:
         isa: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        if spec.vocab_size > MAX_VOCAB_SIZE:
-            raise ModelError(
-                f"vocab_size is {spec.vocab_size}; the CPU backend samples from at most {MAX_VOCAB_SIZE} tokens."
-            )
+        _check_spec(spec)
         self._native: Any = import_module("pyengine._cpu")
         self._spec = spec
         self._context: Any = self._native.Context(num_threads or 0, isa)
@@ -190,3 +188,11 @@ class CpuBackend:
     def _vector(checkpoint: Checkpoint, role: str) -> npt.NDArray[np.float32]:
         tensor = checkpoint.tensor(role)
         return np.ascontiguousarray(to_float32(tensor.array, tensor.dtype))
+
+
+def _check_spec(spec: DecoderSpec) -> None:
+    """Raise ModelError for sizes that the CPU kernels do not handle."""
+    if spec.vocab_size > MAX_VOCAB_SIZE:
+        raise ModelError(f"vocab_size is {spec.vocab_size}; the CPU backend handles at most {MAX_VOCAB_SIZE} tokens.")
+    if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
+        raise ModelError(f"head_dim is {spec.head_dim}; the CPU backend handles even head sizes up to {MAX_HEAD_DIM}.")

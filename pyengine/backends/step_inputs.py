@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,10 @@ SECTIONS = (
     "bias_values",
     "allow_mask",
 )
-HEADER_WORDS = len(COUNTS) + len(SECTIONS)
+# What SamplingRow.words holds before the seed.
+SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+HEADER_INDEX = {name: index for index, name in enumerate(COUNTS + SECTIONS)}
+HEADER_WORDS = len(HEADER_INDEX)
 
 IntArray = npt.NDArray[np.int32]
 
@@ -152,14 +155,9 @@ class StepInputs:
     def read(result: IntArray, num_rows: int) -> StepResult:
         """The result buffer as arrays (views)."""
         width = (result.size // num_rows - 2) // 2 if num_rows else 0
-        ends = np.cumsum([num_rows, num_rows, num_rows * width])
-        ids, logprobs, top_ids, top_logprobs = np.split(result, ends)
-        return StepResult(
-            ids,
-            logprobs.view(np.float32),
-            top_ids.reshape(num_rows, width),
-            top_logprobs.view(np.float32).reshape(num_rows, width),
-        )
+        top = result[2 * num_rows :].reshape(2, num_rows, width)
+        logprobs = result[num_rows : 2 * num_rows].view(np.float32)
+        return StepResult(result[:num_rows], logprobs, top[0], top[1].view(np.float32))
 
     def _reserve(self, words: int, num_rows: int, top_width: int) -> None:
         if words > self._words.size:
@@ -168,16 +166,19 @@ class StepInputs:
             self._result = np.zeros(2 * num_rows * (2 + 2 * top_width), np.int32)
 
     def _section(self, name: str, length: int) -> IntArray:
-        if name == "seed" and self._used % 2:
-            self._used += 1
         begin = self._used
-        self._words[len(COUNTS) + SECTIONS.index(name)] = begin
+        self._words[HEADER_INDEX[name]] = begin
         self._used = begin + length
         return self._words[begin : self._used]
 
     def _put(self, name: str, values: Any, dtype: Any = np.int32) -> None:
         array = np.asarray(values, dtype).view(np.int32)
         self._section(name, array.size)[:] = array.ravel()
+
+    def _put_columns(self, names: Sequence[str], table: IntArray) -> None:
+        """The columns of `table` [rows, names], one section each."""
+        for name, column in zip(names, np.ascontiguousarray(table.T), strict=True):
+            self._section(name, column.size)[:] = column
 
     def _write_batch(
         self, chunks: Sequence[SequenceChunk], lengths: IntArray, starts: IntArray, num_tokens: int, width: int
@@ -199,22 +200,12 @@ class StepInputs:
         self._put("block_tables", tables[:, :width])
 
     def _write_sampling(self, rows: Sequence[LogitsRow]) -> None:
-        columns = list(zip(*(r.sampling.scalars for r in rows), strict=True)) or list(repeat((), 7))
-        names = (
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-        )
-        for name, column in zip(names, columns, strict=True):
-            self._put(name, column, np.int32 if name == "top_k" else np.float32)
-        self._put("seed", [r.sampling.seed for r in rows], np.uint64)
-        self._put("position", [r.position for r in rows])
-        self._put("target", [r.target for r in rows])
-        self._put("num_logprobs", [r.num_logprobs for r in rows])
+        settings = np.array([r.sampling.words for r in rows], np.int32).reshape(len(rows), len(SETTINGS) + 2)
+        self._put_columns(SETTINGS, settings[:, :-2])
+        self._used += self._used % 2  # 64-bit seeds are aligned to 8 bytes
+        self._put("seed", settings[:, -2:])
+        ways = np.array([(r.position, r.target, r.num_logprobs) for r in rows], np.int32).reshape(len(rows), 3)
+        self._put_columns(("position", "target", "num_logprobs"), ways)
         self._put_lists("penalty_start", [r.sampling.penalty_ids for r in rows])
         self._put("penalty_ids", list(chain.from_iterable(r.sampling.penalty_ids for r in rows)))
         self._put("penalty_counts", list(chain.from_iterable(r.sampling.penalty_counts for r in rows)))

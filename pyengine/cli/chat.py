@@ -12,7 +12,7 @@ from pyengine.cli.process import DONE, FAILED, INTERRUPTED, InterruptRequest
 from pyengine.cli.records import note_stats
 from pyengine.cli.terminal import TextOutput, note, note_error
 from pyengine.engine import Engine
-from pyengine.errors import EngineClosed, EngineFailed, ModelError, PyEngineError
+from pyengine.errors import EngineClosed, EngineFailed, ModelError, NeverFits, PyEngineError
 from pyengine.outputs import RequestMetrics
 from pyengine.sampling_params import SamplingParams
 
@@ -62,7 +62,10 @@ class Conversation:
                     raise event.error
         if self._engine.abort(request_id):
             self._engine.step()  # takes the event that says so
-        self._out.end_line()
+        if interrupt.requested:
+            self._out.end_interrupted_line()
+        else:
+            self._out.end_line()
         if any(texts):
             self._messages = [*messages, {"role": "assistant", "content": "".join(texts)}]
         return metrics
@@ -119,7 +122,8 @@ def _take_turn(conversation: Conversation, question: str, load_s: float | None) 
         note_error(str(error))
         if isinstance(error, (EngineFailed, EngineClosed)):
             return False
-        note("The conversation may be too long for the context; /reset forgets it.")
+        if isinstance(error, NeverFits):
+            note("The conversation has become too long; /reset forgets it.")
         return True
     if interrupt.requested:
         note("(stopped)")

@@ -43,6 +43,8 @@ def run_generate(
                 _stream(loaded.engine, items[0], report, interrupt)
             else:
                 _run_batch(loaded.engine, items, report, interrupt)
+        if interrupt.requested:
+            report.out.end_interrupted_line()
         if presentation.stats:
             run_s = time.monotonic() - started
             note_stats(report.metrics, num_failed=report.num_failed, load_s=loaded.load_s, run_s=run_s)
@@ -119,7 +121,6 @@ def _stream(engine: Engine, item: PromptItem, report: _Report, interrupt: Interr
             if event.metrics is not None:
                 report.out.end_line()
                 report.account(item, event.metrics, event.error)
-    report.out.end_line()
 
 
 def _run_batch(engine: Engine, items: Sequence[PromptItem], report: _Report, interrupt: InterruptRequest) -> None:

@@ -69,6 +69,13 @@ class TextOutput:
         if self._is_line_open:
             self.write("\n")
 
+    def end_interrupted_line(self) -> None:
+        """End the line on which a terminal has written its own ^C, whether or not text stands before it."""
+        is_ended_here = self._is_line_open and self.is_terminal
+        self.end_line()
+        if not is_ended_here and sys.stderr.isatty():
+            sys.stderr.write("\n")
+
 
 def note(text: str) -> None:
     """A line for people, on standard error, dim on a terminal."""
@@ -87,7 +94,7 @@ def note_error(message: str) -> None:
 
 @contextmanager
 def loading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
-    """A callback for the part that is loaded; it shows a bar on a terminal, unless all is quick, and is None elsewhere."""
+    """A callback for the part that is loaded; on a terminal it shows a bar unless all is quick; None elsewhere."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""Starting the real command: as a subprocess with pipes, or on a pseudo-terminal; and a tiny chat model of random weights."""
+"""Starting the real command, with pipes or on a pseudo-terminal, and a tiny chat model of random weights."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from pyengine.models import family_of, role_shapes, spec_from_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
+SCRIPT = Path(sys.executable).with_name("pyengine")
+COMMAND = [str(SCRIPT)] if SCRIPT.is_file() else [sys.executable, "-m", "pyengine"]
+ELSEWHERE = Path(__file__).parent  # not the repository's root, where the source tree would hide the installed package
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -67,7 +70,8 @@ def run() -> Run:
 
     def start(*arguments: str, stdin: str | bytes = b"", **changes: str) -> Finished:
         finished = subprocess.run(
-            [sys.executable, "-m", "pyengine", *arguments],
+            [*COMMAND, *arguments],
+            cwd=ELSEWHERE,
             input=stdin.encode() if isinstance(stdin, str) else stdin,
             capture_output=True,
             env=environment(**changes),
@@ -79,6 +83,23 @@ def run() -> Run:
     return start
 
 
+@pytest.fixture(scope="session")
+def start() -> Callable[..., subprocess.Popen[bytes]]:
+    """Start `pyengine ARGUMENTS` and leave its streams to the caller."""
+
+    def popen(*arguments: str, stdout: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=ELSEWHERE,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+        )
+
+    return popen
+
+
 class OnTerminal:
     """`pyengine ARGUMENTS` on a pseudo-terminal of its own, of which it is the foreground process."""
 
@@ -87,7 +108,8 @@ class OnTerminal:
         self._undecoded = b""
         self._pid, self._terminal = pty.fork()
         if self._pid == 0:
-            os.execve(sys.executable, [sys.executable, "-m", "pyengine", *arguments], environment(**changes))
+            os.chdir(ELSEWHERE)
+            os.execve(COMMAND[0], [*COMMAND, *arguments], environment(**changes))
 
     def type(self, keys: str) -> None:
         """Press keys; "\\x03" is Ctrl-C and "\\x04" Ctrl-D."""

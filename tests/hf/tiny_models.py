@@ -49,16 +49,16 @@ YARN_ROPE = {"rope_type": "yarn", "factor": 7.0, "original_max_position_embeddin
 TINY_MODELS: Mapping[str, TinyModel] = {
     "llama mha 32": TinyModel(LLAMA, (4, 4, 32), hidden_size=128),
     "llama mha 80 biases": TinyModel(LLAMA, (2, 2, 80), values={"attention_bias": True, "mlp_bias": True}),
-    "llama mqa 64 linear": TinyModel(LLAMA, (4, 1, 64), rope={"rope_type": "linear", "factor": 4.0}),
-    "llama gqa 128 dynamic": TinyModel(LLAMA, (4, 2, 128), rope={"rope_type": "dynamic", "factor": 2.0}),
-    "llama gqa 64 llama3 tied": TinyModel(LLAMA, (6, 2, 64), tied=True, rope=LLAMA3_ROPE),
+    "llama mqa 64 linear": TinyModel(LLAMA, (4, 1, 64), rope={"rope_type": "linear", "factor": 4.0}, seed=3),
+    "llama gqa 128 dynamic": TinyModel(LLAMA, (4, 2, 128), rope={"rope_type": "dynamic", "factor": 2.0}, seed=1),
+    "llama gqa 64 llama3 tied": TinyModel(LLAMA, (6, 2, 64), tied=True, rope=LLAMA3_ROPE, seed=1),
     "llama gqa 32 yarn odd sizes": TinyModel(LLAMA, (6, 3, 32), hidden_size=102, intermediate_size=173, rope=YARN_ROPE),
     "llama mqa 80 gelu": TinyModel(LLAMA, (3, 1, 80), values={"hidden_act": "gelu_pytorch_tanh"}),
     "smollm2 shape": TinyModel(
         LLAMA, (9, 3, 64), hidden_size=576, intermediate_size=1536, num_layers=2, tied=True, values={"rope_theta": 1e5}
     ),
     "mistral gqa 64 window": TinyModel(MISTRAL, (4, 2, 64), values={"sliding_window": 24}),
-    "mistral mha 128 window of 1 block": TinyModel(MISTRAL, (2, 2, 128), values={"sliding_window": 16}),
+    "mistral mha 128 window of 1 block": TinyModel(MISTRAL, (2, 2, 128), values={"sliding_window": 16}, seed=3),
     "qwen2 gqa 64 tied": TinyModel(QWEN2, (4, 2, 64), tied=True),
     "qwen2 mha 32 window from layer 1": TinyModel(
         QWEN2, (3, 3, 32), values={"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from reference_attention import aligned_bytes, from_dtype, to_dtype
+from .reference_attention import aligned_bytes, from_dtype, to_dtype
 
 from pyengine import _cpu
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference_attention import make_context
-from reference_gemm import DTYPES, ops, pack, random_layer
+from .reference_attention import make_context
+from .reference_gemm import DTYPES, ops, pack, random_layer
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

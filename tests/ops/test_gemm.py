@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference_attention import aligned_bytes, make_context, to_dtype
-from reference_gemm import DTYPES, gemm_input, input_values, ops, pack, random_layer, reference_gemm, run_gemm
+from .reference_attention import aligned_bytes, make_context, to_dtype
+from .reference_gemm import DTYPES, gemm_input, input_values, ops, pack, random_layer, reference_gemm, run_gemm
 
 from pyengine import _cpu
 

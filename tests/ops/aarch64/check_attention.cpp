@@ -40,7 +40,8 @@ struct Aligned {
 };
 
 // Outputs of all tokens, computed `step` tokens at a time.
-std::vector<float> run(ops::Context& context, DType dtype, const AttentionShape& shape, std::vector<float>& qkv, int step) {
+std::vector<float> run(ops::Context& context, DType dtype, const AttentionShape& shape, std::vector<float>& qkv,
+                       int step) {
     const int width = shape.num_heads * shape.head_dim, columns = width + 2 * shape.num_kv_heads * shape.head_dim;
     Aligned pool(kBlocks * ops::kv_block_bytes(dtype, kBlockSize, shape));
     const KvLayer kv{pool.data, dtype, kBlocks, kBlockSize};
@@ -54,8 +55,17 @@ std::vector<float> run(ops::Context& context, DType dtype, const AttentionShape&
     for (int begin = 0; begin < kLength; begin += step) {
         const int count = std::min(step, kLength - begin);
         const int32_t query_start[] = {0, count}, context_len = begin + count;
-        const Batch batch{count, 1, kBlocks, count, context_len, nullptr, positions.data() + begin,
-                          slots.data() + begin, query_start, &context_len, blocks.data()};
+        const Batch batch{count,
+                          1,
+                          kBlocks,
+                          count,
+                          context_len,
+                          nullptr,
+                          positions.data() + begin,
+                          slots.data() + begin,
+                          query_start,
+                          &context_len,
+                          blocks.data()};
         const Matrix in{qkv.data() + static_cast<size_t>(begin) * columns, DType::f32, count, columns, columns};
         const Matrix qm{q.data() + static_cast<size_t>(begin) * width, DType::f32, count, width, width};
         const Matrix om{out.data() + static_cast<size_t>(begin) * width, DType::f32, count, width, width};
@@ -96,8 +106,8 @@ bool check_attention(ops::Context& context, cpu::Isa isa) {
     bool good = true;
     for (const AttentionShape& shape : {AttentionShape{3, 1, 64, 0, 0.125f, 0}, AttentionShape{4, 4, 40, 0, 0.25f, 50},
                                         AttentionShape{8, 1, 16, 0, 0.25f, 0}}) {
-        std::vector<float> qkv = numbers(
-            static_cast<size_t>(kLength) * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim, 1);
+        std::vector<float> qkv =
+            numbers(static_cast<size_t>(kLength) * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim, 1);
         for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
             const std::vector<float> whole = run(context, dtype, shape, qkv, kLength);
             const double error = largest_error(shape, qkv, whole);
