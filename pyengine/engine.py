@@ -1,7 +1,7 @@
 """Engine: the public face. It turns prompts into requests, runs step after step, and returns text as it is made.
 
-The loop is `schedule -> run -> commit`: Scheduler.schedule() plans a pass, the backend runs it, Scheduler.commit() takes
-the outcomes. Which requests share a pass is decided in pyengine.scheduler alone.
+The loop is `schedule -> run -> commit`: Scheduler.schedule() plans a pass, the backend runs it, Scheduler.commit()
+takes the outcomes. Which requests share a pass is decided in pyengine.scheduler alone.
 """
 
 from __future__ import annotations
@@ -445,8 +445,9 @@ class Engine:
                 self._emit(*event)
             for submitted, failure in taken.failures:
                 self._end(submitted, "error", failure)
-            for request in plan.requests:
-                self._forget_if_finished(request.payload.owner)
+            for sequence, *_ in taken.deltas:
+                if sequence.owner.is_finished:
+                    self._live.pop(sequence.owner.request_id, None)
 
     def _logits_rows(self, plan: StepPlan) -> tuple[list[LogitsRow], list[int]]:
         """The rows of logits this pass needs, and for each the index of its request in the plan."""
@@ -549,10 +550,6 @@ class Engine:
             sequence.owner.error = sequence.owner.error or RequestFailed(f"The last text could not be made: {error}")
             text = ""
         self._emit(sequence, text)
-
-    def _forget_if_finished(self, submitted: _Submitted) -> None:
-        if submitted.is_finished:
-            self._live.pop(submitted.request_id, None)
 
     def _fail(self, error: BaseException) -> None:
         """A pass failed as a whole: every request gets that error, and new ones are refused."""

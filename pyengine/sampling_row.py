@@ -35,8 +35,8 @@ class SamplingRow:
         end_ids: tokens that may not be drawn while fewer than min_tokens were made.
 
     Attributes:
-        words: temperature, top_k, top_p, min_p, repetition, presence and frequency penalty, and the seed (two words), as
-            the 32-bit words that the native step reads.
+        words: temperature, top_k, top_p, min_p, repetition, presence and frequency penalty, and the seed (two words),
+            as the 32-bit words that the native step reads.
         penalty_ids, penalty_counts: distinct tokens of prompt and output, and how often each is in the output;
             empty when no penalty is in force.
     """

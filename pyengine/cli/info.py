@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +11,7 @@ from typing import Any
 
 from pyengine.backends.memory import available_memory
 from pyengine.checkpoint import Checkpoint, eos_token_ids, generation_defaults, open_checkpoint, resolve_model
-from pyengine.cli.terminal import shown_text
+from pyengine.cli.terminal import TextOutput
 from pyengine.errors import InvalidRequest
 from pyengine.models.rope import longest_context
 from pyengine.models.spec import DTYPES, DecoderSpec
@@ -50,7 +49,7 @@ def memory_need(spec: DecoderSpec, *, kv_dtype: str, free_bytes: int) -> MemoryN
 def run_info(model: str | None, *, dtype: str | None, as_json: bool) -> int:
     """Write what the model is. Returns 0; raises ModelError or InvalidRequest."""
     record = model_record(model, dtype or "auto")
-    sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n" if as_json else _model_lines(record))
+    TextOutput().write(json.dumps(record, ensure_ascii=False) + "\n" if as_json else _model_lines(record))
     return 0
 
 
@@ -58,7 +57,7 @@ def run_build_info(*, as_json: bool) -> int:
     """Write what this build is. Returns 0."""
     record = build_record()
     if as_json:
-        sys.stdout.write(json.dumps(record) + "\n")
+        TextOutput().write(json.dumps(record) + "\n")
         return 0
     isas = ", ".join(record["instruction_sets"])
     rows = [
@@ -69,7 +68,7 @@ def run_build_info(*, as_json: bool) -> int:
         ("Python", f"{record['python']} on {record['platform']}"),
         ("NumPy", record["numpy"]),
     ]
-    sys.stdout.write(_lines(rows))
+    TextOutput().write(_lines(rows))
     return 0
 
 
@@ -210,4 +209,4 @@ def _size(num_bytes: int) -> str:
 
 def _lines(rows: list[tuple[str, Any]]) -> str:
     width = max(len(label) for label, _ in rows) + 2
-    return "".join(f"{label:<{width}}{shown_text(str(value))}\n" for label, value in rows)
+    return "".join(f"{label:<{width}}{value}\n" for label, value in rows)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -27,6 +27,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
 SCRIPT = Path(sys.executable).with_name("pyengine")
 COMMAND = [str(SCRIPT)] if SCRIPT.is_file() else [sys.executable, "-m", "pyengine"]
+# Run in a session of its own: its terminal becomes the controlling one, so that Ctrl-C is a signal.
+TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
 ELSEWHERE = Path(__file__).parent  # not the repository's root, where the source tree would hide the installed package
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}{% endfor %}"
@@ -105,11 +109,18 @@ class OnTerminal:
 
     def __init__(self, *arguments: str, **changes: str) -> None:
         self.shown = ""
-        self._undecoded = b""
-        self._pid, self._terminal = pty.fork()
-        if self._pid == 0:
-            os.chdir(ELSEWHERE)
-            os.execve(COMMAND[0], [*COMMAND, *arguments], environment(**changes))
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._terminal, its_side = pty.openpty()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", TAKE_TERMINAL, *COMMAND, *arguments],
+            cwd=ELSEWHERE,
+            env=environment(**changes),
+            stdin=its_side,
+            stdout=its_side,
+            stderr=its_side,
+            start_new_session=True,
+        )
+        os.close(its_side)
 
     def type(self, keys: str) -> None:
         """Press keys; "\\x03" is Ctrl-C and "\\x04" Ctrl-D."""
@@ -127,16 +138,12 @@ class OnTerminal:
         deadline = time.monotonic() + DEADLINE_S
         while self._read(1.0):
             assert time.monotonic() < deadline, f"it did not end: {self.shown!r}"
-        _, status = os.waitpid(self._pid, 0)
-        self._pid = 0
-        return os.waitstatus_to_exitcode(status)
+        return self._process.wait(DEADLINE_S)
 
     def close(self) -> None:
         """End it if it still runs."""
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            self._pid = 0
+        self._process.kill()
+        self._process.wait()
         os.close(self._terminal)
 
     def _read(self, seconds: float) -> bool:
@@ -147,7 +154,7 @@ class OnTerminal:
             data = os.read(self._terminal, 65536)
         except OSError:  # Linux says so when the last process of the terminal has closed it
             return False
-        self.shown += data.decode(errors="replace")
+        self.shown += self._decoder.decode(data)
         return bool(data)
 
 

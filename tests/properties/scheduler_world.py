@@ -280,7 +280,9 @@ class World:
         assert all(request.arrival_seq < first.arrival_seq for request in plan.joined)
         running = [r for r in self.requests if r.state in (RequestState.PREFILL, RequestState.DECODE)]
         if self.config.capacity == "guaranteed":
-            has_room = self.peak_use() + self.last_blocks(first) <= self.config.num_blocks
+            # Those whose prompt is computed by this very step were still prefills when it was planned.
+            prefills = plan.requests[plan.num_decode_tokens :]
+            has_room = self.peak_use(prefills) + self.last_blocks(first) <= self.config.num_blocks
         else:
             has_room = self.has_room_now(first, running)
         has_seat = len(running) < self.config.max_num_seqs
@@ -297,13 +299,13 @@ class World:
     def last_blocks(self, request: Request) -> int:
         return -(-(request.num_prompt_tokens + request.max_tokens - 1) // self.config.block_size)
 
-    def peak_use(self) -> int:
+    def peak_use(self, prefills: Sequence[Request] = ()) -> int:
         """The most blocks that running requests use together in a future bucket of steps, followed step by step."""
         use: dict[int, int] = {}
         size, step = self.config.block_size, self.scheduler._step
         always = 0
         for request in self.scheduler.running():
-            if request.state is RequestState.PREFILL:
+            if request.state is RequestState.PREFILL or request in prefills:
                 always += self.last_blocks(request)
                 continue
             worst: dict[int, int] = {}
