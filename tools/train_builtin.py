@@ -28,13 +28,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from story_grammar import PLOTS, story
+from story_grammar import PLOTS, name_drill, story
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 HELD_OUT_SEED = 1_000_000_000  # training stories have the seeds 0, 1, 2, ...; held-out ones start here
 TOKENIZER_STORIES = 20_000
 WORD_PATTERN = r"\n+| ?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]+|\s+"
 GENERATION_DEFAULTS = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
+DRILL_START, MIX_START, MIX_END = 500, 640, 800  # steps whose batches hold name drills, see ``drill_rows``
 SAMPLES_MEASURED = 100
 PROMPTS = (
     "Once upon a time",
@@ -287,11 +288,22 @@ def pack_rows(encoded_stories: Iterator[list[int]], row_length: int) -> Iterator
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
-    """Linear warm-up, constant, then linear to 0 over the last quarter (warmup-stable-decay)."""
-    decay_start = steps - steps // 4
+    """Linear warm-up, constant until the drills begin, then linear to 0."""
+    decay_start = min(DRILL_START, steps // 2)
     if step < decay_start:
         return peak * min(1.0, (step + 1) / warmup)
     return peak * (steps - step) / (steps - decay_start)
+
+
+def drill_rows(step: int, batch: int) -> int:
+    """How many rows of a step's batch hold name drills in place of stories: all of them, then half, then none."""
+    if DRILL_START <= step < MIX_START:
+        return batch
+    return batch // 2 if MIX_START <= step < MIX_END else 0
+
+
+def story_rows_before(step: int, batch: int) -> int:
+    return sum(batch - drill_rows(earlier, batch) for earlier in range(step))
 
 
 def story_mask(ids: Tensor, bos_id: int) -> Tensor:
@@ -327,14 +339,18 @@ def train(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace) -> 
         return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
     compute_loss = torch.compile(batch_loss) if arguments.compile else batch_loss
-    encoded_stories = (encode_story(tokenizer, story(seed)) for seed in itertools.count())
-    rows = pack_rows(encoded_stories, arguments.context + 1)
-    rows = itertools.islice(rows, first_step * arguments.batch, None)
+    stories = pack_rows((encode_story(tokenizer, story(seed)) for seed in itertools.count()), arguments.context + 1)
+    drills = pack_rows((encode_story(tokenizer, name_drill(seed)) for seed in itertools.count()), arguments.context + 1)
+    story_rows = story_rows_before(first_step, arguments.batch)
+    drill_rows_before = first_step * arguments.batch - story_rows
+    stories, drills = itertools.islice(stories, story_rows, None), itertools.islice(drills, drill_rows_before, None)
     started, losses = time.monotonic(), []
     for step in range(first_step, arguments.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, arguments.steps, arguments.lr, arguments.warmup)
-        loss = compute_loss(torch.tensor(list(itertools.islice(rows, arguments.batch))))
+        drilled = drill_rows(step, arguments.batch)
+        rows = [*itertools.islice(drills, drilled), *itertools.islice(stories, arguments.batch - drilled)]
+        loss = compute_loss(torch.tensor(rows))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -471,7 +487,7 @@ def rounded_to_bf16(model: Model) -> Model:
 
 def measure(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace) -> dict[str, float]:
     """The figures of the card; losses in nats per token, texts from the weights as they are shipped."""
-    data = training_data(tokenizer, arguments.steps * arguments.batch, arguments.context + 1)
+    data = training_data(tokenizer, story_rows_before(arguments.steps, arguments.batch), arguments.context + 1)
     texts = [story(HELD_OUT_SEED + i) for i in range(arguments.held_out)]
     stories = [encode_story(tokenizer, text) for text in texts]
     shipped = rounded_to_bf16(model)
@@ -541,8 +557,8 @@ def main() -> None:
     add = parser.add_argument
     add("--out", type=Path, default=Path(__file__).resolve().parents[1] / "weights/stories-1m", help="folder to write")
     add("--seed", type=int, default=1, help="seed of the initial weights")
-    add("--steps", type=int, default=2500, help="optimizer steps")
-    add("--batch", type=int, default=8, help="rows per step")
+    add("--steps", type=int, default=2100, help="optimizer steps")
+    add("--batch", type=int, default=4, help="rows per step")
     add("--context", type=int, default=512, help="tokens per row, and the model's longest context")
     add("--lr", type=float, default=3e-3, help="peak learning rate")
     add("--warmup", type=int, default=100, help="steps of linear warm-up")

@@ -1,6 +1,10 @@
 // dispatch.cpp: names, detection and choice of the instruction set.
 #include "dispatch.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -13,11 +17,23 @@ const char* name_of(Isa isa) {
     return names[static_cast<int>(isa)];
 }
 
+#if defined(__x86_64__)
+namespace {
+
+// By hand, as not every compiler's __builtin_cpu_supports knows the name.
+bool has_f16c() {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & (1u << 29)) != 0;
+}
+
+}  // namespace
+#endif
+
 // __builtin_cpu_supports also asks the operating system (xgetbv) whether it saves the wide registers.
 bool is_supported(Isa isa) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     switch (isa) {
