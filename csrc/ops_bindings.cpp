@@ -8,6 +8,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,6 +19,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "cpu/ceiling_kernel.h"
 #include "cpu/context.h"
 #include "ops.h"
 
@@ -365,6 +369,56 @@ void bind_context(py::module_& m, py::module_& ops_module) {
         }, py::arg("num_items"), py::arg("grain"), "For tests: (visits, thread) of each item of one parallel loop.");
 }
 
+// What the machine could do at best, with all threads of the context.
+void bind_ceilings(py::module_& m) {
+    m.def("measure_multiply", [](PyContext& self, const std::string& dtype_name, double seconds) {
+        const DType dtype = dtype_of_name(dtype_name);
+        const cpu::CeilingKernels& kernels = cpu::select_ceiling_kernels(self.context->isa);
+        const int64_t kRounds = 4000, pieces = 8 * self.context->pool.num_threads();
+        std::atomic<float> sink{0};
+        double best = 0;
+        const py::gil_scoped_release release;
+        const auto start = std::chrono::steady_clock::now();
+        for (auto now = start; now - start < std::chrono::duration<double>(seconds);) {
+            self.context->pool.parallel_for(pieces, 1, [&](int64_t begin, int64_t end, int) {
+                sink = kernels.multiply(dtype, (end - begin) * kRounds, 1e-3f);
+            });
+            const auto after = std::chrono::steady_clock::now();
+            const double flops = static_cast<double>(pieces * kRounds * kernels.multiply_round_flops(dtype));
+            best = std::max(best, flops / std::chrono::duration<double>(after - now).count());
+            now = after;
+        }
+        return best;
+    }, py::arg("context"), py::arg("dtype"), py::arg("seconds") = 0.2,
+          "The most floating-point operations per second that weights of dtype allow, in registers.");
+    m.def("measure_read", [](PyContext& self, const py::array& data, double seconds) {
+        const uint8_t* const bytes = data_of<uint8_t>(data, "data", -1);
+        const cpu::CeilingKernels& kernels = cpu::select_ceiling_kernels(self.context->isa);
+        // In slices, so that the best of them was not disturbed by other programs; each is cold when its turn comes.
+        const int64_t kSlice = 8 << 20;
+        const int64_t slices = data.size() / kSlice;
+        if (slices == 0) refuse("data", "must have at least 8 MiB, and more than the caches hold");
+        std::atomic<int32_t> sink{0};
+        double best = 0;
+        const py::gil_scoped_release release;
+        const auto start = std::chrono::steady_clock::now();
+        int64_t turn = 0;
+        for (auto now = start; now - start < std::chrono::duration<double>(seconds); ++turn) {
+            const uint8_t* const slice = bytes + turn % slices * kSlice;
+            const int64_t lines = kSlice / 512;
+            self.context->pool.parallel_for(lines, self.context->pool.even_grain(lines, 4),
+                                            [&](int64_t begin, int64_t end, int) {
+                                                sink = kernels.read(slice + begin * 512, (end - begin) * 512);
+                                            });
+            const auto after = std::chrono::steady_clock::now();
+            best = std::max(best, kSlice / std::chrono::duration<double>(after - now).count());
+            now = after;
+        }
+        return best;
+    }, py::arg("context"), py::arg("data"), py::arg("seconds") = 0.2,
+          "The most bytes per second at which data, a large uint8 array, can be read.");
+}
+
 void bind_linear(py::module_& m) {
     m.def("packed_weight_bytes", [](const std::string& dtype, int64_t n, int64_t k) {
         return ops::packed_weight_bytes(dtype_of_name(dtype), n, k);
@@ -513,6 +567,7 @@ void bind_ops(py::module_& module) {
     bind_types(m);
     bind_context(module, m);
     m.attr("Context") = module.attr("Context");
+    bind_ceilings(m);
     bind_linear(m);
     bind_norm(m);
     bind_activation(m);

@@ -25,7 +25,7 @@ from pyengine.config import SchedulerConfig
 from pyengine.errors import EngineClosed, EngineFailed, InvalidRequest, PyEngineError, RequestFailed
 from pyengine.kv_memory import plan_kv_blocks
 from pyengine.loading import LoadedModel, load_model
-from pyengine.outputs import Completion, RequestMetrics, RequestOutput, StreamEvent, TokenLogprobs
+from pyengine.outputs import RequestMetrics, RequestOutput, StreamEvent, TokenLogprobs, refused_output
 from pyengine.request import Request
 from pyengine.sampling_params import SamplingParams
 from pyengine.sampling_row import SamplingRow, child_seed
@@ -44,6 +44,7 @@ class _Sequence:
     request: Request
     row: SamplingRow
     state: CompletionState
+    has_ended: bool = False  # its last event was given out
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +63,7 @@ class _Submitted:
 
     @property
     def is_finished(self) -> bool:
-        return all(s.state.finish_reason is not None for s in self.sequences)
+        return all(sequence.has_ended for sequence in self.sequences)
 
 
 _Delta = tuple[_Sequence, str, tuple[int, ...], tuple[TokenLogprobs, ...] | None]
@@ -310,7 +311,7 @@ class Engine:
         except PyEngineError as error:
             if raises:
                 raise
-            return _refused(prompt, error)
+            return refused_output(prompt, error)
 
     def _submit(
         self,
@@ -428,18 +429,14 @@ class Engine:
             if plan.is_empty:
                 self._fail(RuntimeError("the scheduler found nothing to run although requests are waiting"))
                 return
-            rows, row_owners = self._logits_rows(plan)
-            chunks = [
-                SequenceChunk(request.token_ids[start : start + count], start, request.block_table)
-                for request, start, count in zip(plan.requests, plan.num_computed, plan.num_new_tokens, strict=True)
-            ]
-            staging, result = self._inputs.write(chunks, rows, plan.copies)
             try:
-                self._model.backend.step(staging, result)
+                taken = self._run(plan)
             except Exception as error:
                 self._fail(error)
                 return
-            taken = self._take_results(plan, rows, row_owners, StepInputs.read(result, len(rows)))
+            except BaseException:
+                self._drop(plan)  # Ctrl-C, most likely at the end of the native step: what the pass gave is lost
+                raise
             self._scheduler.commit(plan, taken.outcomes)
             for event in taken.deltas:
                 self._emit(*event)
@@ -448,6 +445,22 @@ class Engine:
             for sequence, *_ in taken.deltas:
                 if sequence.owner.is_finished:
                     self._live.pop(sequence.owner.request_id, None)
+
+    def _run(self, plan: StepPlan) -> _TakenResults:
+        rows, row_owners = self._logits_rows(plan)
+        chunks = [
+            SequenceChunk(request.token_ids[start : start + count], start, request.block_table)
+            for request, start, count in zip(plan.requests, plan.num_computed, plan.num_new_tokens, strict=True)
+        ]
+        staging, result = self._inputs.write(chunks, rows, plan.copies)
+        self._model.backend.step(staging, result)
+        return self._take_results(plan, rows, row_owners, StepInputs.read(result, len(rows)))
+
+    def _drop(self, plan: StepPlan) -> None:
+        """Give a pass up: its requests end as aborted, the others and the engine go on."""
+        for request in plan.requests:
+            self._end(request.payload.owner, "abort", None)
+        self._scheduler.commit(plan, [None] * len(plan.requests))
 
     def _logits_rows(self, plan: StepPlan) -> tuple[list[LogitsRow], list[int]]:
         """The rows of logits this pass needs, and for each the index of its request in the plan."""
@@ -517,7 +530,7 @@ class Engine:
         logprobs: tuple[TokenLogprobs, ...] | None = None,
     ) -> None:
         submitted, state = sequence.owner, sequence.state
-        is_last = state.finish_reason is not None
+        sequence.has_ended = is_last = state.finish_reason is not None
         event = StreamEvent(
             submitted.request_id,
             state.index,
@@ -528,6 +541,7 @@ class Engine:
             state.stop_reason,
             self._metrics(submitted) if is_last else None,
             submitted.error if is_last else None,
+            self._output(submitted) if submitted.is_finished else None,
         )
         (self._pending if submitted.events is None else submitted.events).append(event)
 
@@ -537,7 +551,7 @@ class Engine:
             return
         submitted.error = error
         for sequence in submitted.sequences:
-            if sequence.state.finish_reason is None:
+            if not sequence.has_ended:
                 self._scheduler.abort(sequence.request, reason)
                 self._emit_end(sequence, reason)
         self._live.pop(submitted.request_id, None)
@@ -605,6 +619,11 @@ class EventStream(Iterator[StreamEvent]):
     def request_id(self) -> str:
         """The request's id."""
         return self._submitted.request_id
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request has ended (events may still be waiting to be taken)."""
+        return self._submitted.is_finished
 
     @property
     def output(self) -> RequestOutput:
@@ -689,17 +708,3 @@ def _as_params(params: Any, count: int) -> list[SamplingParams | None]:
             limit=count,
         )
     return list(params)
-
-
-def _refused(prompt: Any, error: PyEngineError) -> RequestOutput:
-    is_text = isinstance(prompt, str)
-    is_ids = not is_text and isinstance(prompt, Sequence) and all(isinstance(item, int) for item in prompt)
-    return RequestOutput(
-        request_id="",
-        prompt=prompt if is_text else None,
-        prompt_token_ids=tuple(prompt) if is_ids else (),
-        outputs=(Completion(0, "", (), finish_reason="error"),),
-        finished=True,
-        metrics=RequestMetrics(arrived_at=time.monotonic()),
-        error=error,
-    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyengine.errors import PyEngineError
 
@@ -92,7 +95,10 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """What one step added to one completion: deltas, and exactly one event with a finish_reason for each completion."""
+    """What one step added to one completion: deltas, and exactly one event with a finish_reason for each completion.
+
+    `metrics` comes with a completion's last event, `output`, the whole answer, with the request's last event.
+    """
 
     request_id: str
     index: int
@@ -103,3 +109,18 @@ class StreamEvent:
     stop_reason: str | int | None = None
     metrics: RequestMetrics | None = None
     error: PyEngineError | None = field(default=None, compare=False)
+    output: RequestOutput | None = None
+
+
+def refused_output(prompt: Any, error: PyEngineError) -> RequestOutput:
+    """The answer to a prompt that was not accepted, whatever it was."""
+    is_ids = not isinstance(prompt, str) and isinstance(prompt, Sequence) and all(isinstance(i, int) for i in prompt)
+    return RequestOutput(
+        request_id="",
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=tuple(prompt) if is_ids else (),
+        outputs=(Completion(0, "", (), finish_reason="error"),),
+        finished=True,
+        metrics=RequestMetrics(arrived_at=time.monotonic()),
+        error=error,
+    )

@@ -73,9 +73,7 @@ class OurModel:
     def __init__(
         self, model: str | Path, dtype: str = "auto", *, max_tokens: int = 512, max_context: int | None = None
     ) -> None:
-        loaded = load_model(
-            model, device="cpu", dtype=dtype, max_context=max_context, num_threads=None, progress=None
-        )
+        loaded = load_model(model, device="cpu", dtype=dtype, max_context=max_context, num_threads=None, progress=None)
         self.spec = loaded.spec
         self.tokenizer = loaded.tokenizer
         self._backend = loaded.backend
@@ -204,7 +202,9 @@ def _table_row(label: str, reference: Floats, others: list[Floats]) -> str:
     line = f"{label:>10} {np.abs(reference).max():11.4g}"
     for other in others:
         difference = np.abs(other - reference).max()
-        rms = np.sqrt(np.square(other - reference, dtype=np.float64).mean() / np.square(reference, dtype=np.float64).mean())
+        rms = np.sqrt(
+            np.square(other - reference, dtype=np.float64).mean() / np.square(reference, dtype=np.float64).mean()
+        )
         line += f" | {difference:22.3e} {relative_difference(reference, other):10.2e} {rms:10.2e}"
     return line
 

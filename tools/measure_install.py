@@ -70,7 +70,9 @@ def main() -> int:
         print(f"  {size / 1e6:7.1f} MB  {name}")
     for statement in ("import pyengine", "from pyengine import Engine"):
         loaded, empty = import_seconds(statement)
-        print(f"{statement}: {loaded - empty:.3f} s more than an empty interpreter ({loaded:.3f} against {empty:.3f} s)")
+        print(
+            f"{statement}: {loaded - empty:.3f} s more than an empty interpreter ({loaded:.3f} against {empty:.3f} s)"
+        )
     return 0 if total <= ENVIRONMENT_LIMIT_MB else 1
 
 

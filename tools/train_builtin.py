@@ -4,8 +4,12 @@ Needs torch besides the run-time packages (numpy, tokenizers, safetensors). The 
 shipped weights; the model card that is written beside them holds the same command and the measured figures.
 
 Data layout: a row of ``--context`` tokens starts at a story start and holds whole stories, each ``BOS text EOS``, the
-last one cut. Attention is causal over the row and crosses story borders, so that the model sees every position up to
-the context length, while a lone story after BOS is what every row begins with.
+last one cut. Attention reaches back to the BOS of the token's own story; positions count through the row, so that the
+model sees every position up to the context length.
+
+Name drills: a model this small needs very many tokens to find out that a name in a story is one that was there before.
+Short texts that name two characters over and over teach it that within a few hundred steps; they are part of the data
+for a while once the words are known, and end long before the training does, so that the model writes stories only.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ HELD_OUT_SEED = 1_000_000_000  # training stories have the seeds 0, 1, 2, ...; h
 TOKENIZER_STORIES = 20_000
 WORD_PATTERN = r"\n+| ?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]+|\s+"
 GENERATION_DEFAULTS = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
-DRILL_START, MIX_START, MIX_END = 500, 640, 800  # steps whose batches hold name drills, see ``drill_rows``
+DRILL_START, MIX_START, MIX_END = 600, 740, 900  # steps whose batches hold name drills, see ``drill_rows``
 SAMPLES_MEASURED = 100
 PROMPTS = (
     "Once upon a time",
@@ -87,12 +91,13 @@ training stories.
     {command}
 
 AdamW (0.9, 0.98), weight decay 0.1 on matrices, gradients clipped at norm 1, learning rate {lr} after {warmup} steps of
-warm-up, constant, then linear to 0 over the last quarter. {steps:,} steps of {batch} rows of
-{max_position_embeddings} tokens = {training_tokens:,} tokens from {training_stories:,} different stories, each read
-once. A row begins with a story and holds stories one after the other (BOS text EOS, the last one cut); attention
-crosses their borders, so every position up to the context length is trained. Products in {products}, weights in fp32,
-seed {seed}, torch {torch_version}, {minutes:.0f} minutes on one shared CPU core. Another processor or torch version
-rounds differently, so it gives other weights of the same quality.
+warm-up, constant to step {drill_start}, then linear to 0. {steps:,} steps of {batch} rows of {max_position_embeddings}
+tokens = {training_tokens:,} tokens; {training_stories:,} different stories, each read once. A row begins with a story
+and holds stories one after the other (BOS text EOS, the last one cut); attention stays within a story, positions count
+through the row. Steps {drill_start} to {mix_start} read name drills (`name_drill` in the same grammar: short sentences
+that keep naming two characters), steps {mix_start} to {mix_end} drills and stories in equal parts, all others stories.
+Products in {products}, weights in fp32, seed {seed}, torch {torch_version}, {minutes:.0f} minutes on one shared CPU
+core. Another processor or torch version rounds differently, so it gives other weights of the same quality.
 
 ## Figures
 
@@ -229,11 +234,13 @@ class Model(nn.Module):
         self._initialize()
 
     def _initialize(self) -> None:
-        residual_std = 0.02 / math.sqrt(2 * self.shape.num_hidden_layers)
+        stds = {"q_proj": 0.09, "k_proj": 0.09, "o_proj": self._residual_std(), "down_proj": self._residual_std()}
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                ends_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(parameter, std=residual_std if ends_residual else 0.09 if name.endswith(("q_proj.weight", "k_proj.weight")) else 0.05)
+                nn.init.normal_(parameter, std=stds.get(name.split(".")[-2], 0.05))
+
+    def _residual_std(self) -> float:
+        return 0.02 / math.sqrt(2 * self.shape.num_hidden_layers)
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits [rows, length, vocab_size] of ids [rows, length]; ``mask`` None is causal over the whole row."""
@@ -540,6 +547,9 @@ def write_card(folder: Path, model: Model, tokenizer: Tokenizer, arguments: argp
         held_out=arguments.held_out,
         held_out_seed=HELD_OUT_SEED,
         tokenizer_stories=TOKENIZER_STORIES,
+        drill_start=DRILL_START,
+        mix_start=MIX_START,
+        mix_end=MIX_END,
         uniform=math.log(model.shape.vocab_size),
         perplexity=math.exp(figures["loss_bf16"]),
         samples_measured=SAMPLES_MEASURED,
@@ -557,7 +567,7 @@ def main() -> None:
     add = parser.add_argument
     add("--out", type=Path, default=Path(__file__).resolve().parents[1] / "weights/stories-1m", help="folder to write")
     add("--seed", type=int, default=1, help="seed of the initial weights")
-    add("--steps", type=int, default=2100, help="optimizer steps")
+    add("--steps", type=int, default=2200, help="optimizer steps")
     add("--batch", type=int, default=4, help="rows per step")
     add("--context", type=int, default=512, help="tokens per row, and the model's longest context")
     add("--lr", type=float, default=3e-3, help="peak learning rate")

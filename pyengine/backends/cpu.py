@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -13,7 +14,7 @@ from pyengine.backends.memory import aligned_empty, available_memory
 from pyengine.backends.number_formats import convert, to_float32
 from pyengine.backends.step_inputs import IntArray
 from pyengine.checkpoint import Checkpoint
-from pyengine.errors import EngineClosed, ModelError
+from pyengine.errors import EngineClosed, InvalidRequest, ModelError
 from pyengine.models.rope import rope_tables
 from pyengine.models.spec import DecoderSpec
 
@@ -27,6 +28,18 @@ MAX_HEAD_DIM = 256
 # Each packed weight is made of parts that lie one after another along its rows.
 LAYER_LINEARS = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 LAYER_VECTORS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
+
+
+def native_context(num_threads: int | None = None, isa: str | None = None) -> Any:
+    """The compiled backend's state: threads and instruction set. Raises InvalidRequest for a set that is not here.
+
+    Without `isa` the environment variable PYENGINE_CPU_ISA may name one; otherwise the best one is taken.
+    """
+    try:
+        return import_module("pyengine._cpu").Context(num_threads or 0, isa)
+    except ValueError as error:
+        wanted = isa or os.environ.get("PYENGINE_CPU_ISA")
+        raise InvalidRequest(str(error), field="PYENGINE_CPU_ISA" if isa is None else "isa", value=wanted) from error
 
 
 class CpuBackend:
@@ -49,7 +62,7 @@ class CpuBackend:
         _check_spec(spec)
         self._native: Any = import_module("pyengine._cpu")
         self._spec = spec
-        self._context: Any = self._native.Context(num_threads or 0, isa)
+        self._context: Any = native_context(num_threads, isa)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._decoder: Any = None
         self._load(checkpoint, progress)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyengine.cli.batch import Batch, outputs_with_prompt_logprobs, passes, refused
+from pyengine.cli.batch import Batch, passes
 from pyengine.cli.loading import loaded_engine
 from pyengine.cli.process import DONE, FAILED, INTERRUPTED, InterruptRequest
 from pyengine.cli.prompts import PromptItem
@@ -16,7 +16,7 @@ from pyengine.cli.records import json_line, note_stats
 from pyengine.cli.terminal import DIM, BatchBar, TextOutput, note, note_error
 from pyengine.engine import Engine
 from pyengine.errors import PyEngineError
-from pyengine.outputs import RequestMetrics, RequestOutput
+from pyengine.outputs import RequestMetrics, RequestOutput, refused_output
 
 SEPARATOR = "---\n"  # between texts, where there is more than one
 
@@ -112,7 +112,7 @@ def _stream(engine: Engine, item: PromptItem, report: _Report, interrupt: Interr
     try:
         engine.submit(item.prompt, item.params)
     except PyEngineError as error:
-        report.show(item, refused(item, error))
+        report.show(item, refused_output(item.prompt, error))
         return
     report.begin_text(item)
     for events in passes(engine, lambda: interrupt.requested):
@@ -138,8 +138,6 @@ def _run_batch(engine: Engine, items: Sequence[PromptItem], report: _Report, int
 def _outputs(
     engine: Engine, items: Sequence[PromptItem], interrupt: InterruptRequest, bar: BatchBar | None
 ) -> Iterable[RequestOutput]:
-    if any(item.params.prompt_logprobs is not None for item in items):
-        return outputs_with_prompt_logprobs(engine, items, lambda: interrupt.requested)
     batch = Batch(engine, items)
 
     def on_pass() -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from pyengine.backends.cpu import native_context
 from pyengine.backends.memory import available_memory
 from pyengine.checkpoint import Checkpoint, eos_token_ids, generation_defaults, open_checkpoint, resolve_model
 from pyengine.cli.terminal import TextOutput
@@ -83,7 +84,7 @@ def package_version() -> str:
 def build_record() -> dict[str, Any]:
     """Version, backends that are compiled in, instruction sets, and what they run on."""
     native = import_module("pyengine._cpu")
-    context = native.Context()
+    context = native_context()
     return {
         "version": package_version(),
         "backends": ["cpu"],
@@ -132,7 +133,7 @@ def model_record(model: str | None, dtype: str) -> dict[str, Any]:
 
 def _kv_dtype(weights_dtype: str) -> str:
     """In which type the native step keeps keys and values."""
-    native_name = import_module("pyengine._cpu").Context(1).activation_types(_NATIVE_NAMES[weights_dtype])[2]
+    native_name = native_context(1).activation_types(_NATIVE_NAMES[weights_dtype])[2]
     return next(name for name, native in _NATIVE_NAMES.items() if native == native_name)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyengine._cpu import ops
 
 from pyengine import Engine, RequestOutput, SamplingParams
-from pyengine._cpu import ops
 
 from .conftest import block_bytes, write_model
 

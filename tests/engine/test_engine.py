@@ -285,3 +285,35 @@ def test_a_folder_without_a_tokenizer_takes_ids_and_says_why_text_is_refused(tmp
         assert len(engine.generate([[5, 6]], GREEDY)[0].outputs[0].token_ids) == 8
         with pytest.raises(InvalidRequest, match=r"no tokenizer\.json"):
             engine.submit("the cat")
+
+
+def test_an_interrupt_in_a_pass_ends_its_requests_and_the_engine_goes_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = engine.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+    step = engine.model.backend.step
+
+    def interrupted(*args: Any) -> None:
+        step(*args)
+        raise KeyboardInterrupt
+
+    submitted = engine.submit([8, 9], GREEDY)
+    engine.step()
+    monkeypatch.setattr(engine.model.backend, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[5, 6, 7]], GREEDY)
+    monkeypatch.setattr(engine.model.backend, "step", step)
+    assert [(e.request_id, e.finish_reason) for e in drain(engine)] == [(submitted, "abort")]
+    assert engine._scheduler.num_free_blocks == engine.limits.num_blocks
+    assert engine.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids == expected
+
+
+def test_the_last_event_of_a_request_and_no_other_carries_the_whole_answer(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=5, temperature=1.0, seed=2, n=3, ignore_eos=True, prompt_logprobs=1)
+    events = list(engine.stream([5, 6, 7], params))
+    assert [event.output is not None for event in events] == [False] * (len(events) - 1) + [True]
+    output = events[-1].output
+    assert output is not None
+    assert output.finished
+    assert output.outputs == engine.generate([[5, 6, 7]], params)[0].outputs
+    assert output.prompt_logprobs is not None

@@ -40,14 +40,18 @@ def test_logits_and_every_layer_agree_at_every_position(reference: Any, ours: An
             assert relative_difference(expected.residuals[layer], got.residuals[layer]) <= LOGITS_TOLERANCE, layer
 
 
-def test_a_prompt_computed_in_chunks_has_the_same_logits(name: str, folder_of: FolderOf, ours: Any, tiny: TinyModel) -> None:
+def test_a_prompt_computed_in_chunks_has_the_same_logits(
+    name: str, folder_of: FolderOf, ours: Any, tiny: TinyModel
+) -> None:
     longest = max(prompts(tiny), key=len)
     with OurModel(folder_of(name), "float32", max_tokens=37) as chunked:
         assert np.array_equal(chunked.forward(longest).logits, ours.forward(longest).logits)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama mha 80 biases", "qwen2 gqa 64 tied", "qwen3 mqa 64 yarn biases"], scope="module")
+@pytest.mark.parametrize(
+    "name", ["llama mha 80 biases", "qwen2 gqa 64 tied", "qwen3 mqa 64 yarn biases"], scope="module"
+)
 def test_a_checkpoint_in_16_bits_is_widened_exactly(name: str, dtype: str, folder_of: FolderOf) -> None:
     folder, prompt = folder_of(name, dtype), prompts(TINY_MODELS[name])[0]
     with OurModel(folder, "float32") as model:
