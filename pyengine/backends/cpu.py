@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import Any
 
@@ -11,10 +10,11 @@ import numpy.typing as npt
 
 from pyengine.backends.base import Progress, StepLimits, StepTrace
 from pyengine.backends.memory import aligned_empty, available_memory
+from pyengine.backends.native import native_context
 from pyengine.backends.number_formats import convert, to_float32
 from pyengine.backends.step_inputs import IntArray
 from pyengine.checkpoint import Checkpoint
-from pyengine.errors import EngineClosed, InvalidRequest, ModelError
+from pyengine.errors import EngineClosed, ModelError
 from pyengine.models.rope import rope_tables
 from pyengine.models.spec import DecoderSpec
 
@@ -28,18 +28,6 @@ MAX_HEAD_DIM = 256
 # Each packed weight is made of parts that lie one after another along its rows.
 LAYER_LINEARS = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 LAYER_VECTORS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
-
-
-def native_context(num_threads: int | None = None, isa: str | None = None) -> Any:
-    """The compiled backend's state: threads and instruction set. Raises InvalidRequest for a set that is not here.
-
-    Without `isa` the environment variable PYENGINE_CPU_ISA may name one; otherwise the best one is taken.
-    """
-    try:
-        return import_module("pyengine._cpu").Context(num_threads or 0, isa)
-    except ValueError as error:
-        wanted = isa or os.environ.get("PYENGINE_CPU_ISA")
-        raise InvalidRequest(str(error), field="PYENGINE_CPU_ISA" if isa is None else "isa", value=wanted) from error
 
 
 class CpuBackend:

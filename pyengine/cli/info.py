@@ -9,8 +9,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from pyengine.backends.cpu import native_context
 from pyengine.backends.memory import available_memory
+from pyengine.backends.native import native_context
 from pyengine.checkpoint import Checkpoint, eos_token_ids, generation_defaults, open_checkpoint, resolve_model
 from pyengine.cli.terminal import TextOutput
 from pyengine.errors import InvalidRequest

@@ -224,11 +224,10 @@ def test_bad_messages_and_a_failing_template_are_refused(engine: Engine) -> None
         assert refused.value.field == "messages"
 
 
-@pytest.mark.parametrize("isa", ["avx99", ""])
 def test_an_instruction_set_that_is_not_here_is_refused_by_name(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch, isa: str
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYENGINE_CPU_ISA", isa)
+    monkeypatch.setenv("PYENGINE_CPU_ISA", "avx99")
     with pytest.raises(InvalidRequest, match="PYENGINE_CPU_ISA") as refused:
         Engine(model_folder)
     assert refused.value.field == "PYENGINE_CPU_ISA"

@@ -142,3 +142,12 @@ def test_every_plot_can_be_told_without_an_unknown_slot(grammar: ModuleType) -> 
     for template in (template for beat in beats for template in beat):
         for slot, form in re.findall(r"\{([A-Za-z_]+)(?:\.([A-Za-z_0-9]+))?\}", template):
             assert (form or "name").lower() in slots[slot], template
+
+
+def test_a_name_drill_keeps_to_its_two_characters(grammar: ModuleType) -> None:
+    for seed in range(300):
+        slots = grammar.draw_slots(random.Random(seed))
+        text = grammar.name_drill(seed)
+        assert re.search(r"[.!?]\"?$", text), text
+        assert 3 <= len(re.findall(r"[.!?]", text)) <= 30, text
+        assert slots["C"]["proper"] not in text.split(), text
