@@ -91,7 +91,7 @@ T* data_of(const py::array& array, const char* name, int64_t size, bool written 
     return static_cast<T*>(const_cast<void*>(array.data()));
 }
 
-// ---- structs of ops.h that hold pointers: the arrays they point into live as long as the wrapper ---------------------
+// ---- structs of ops.h that hold pointers: the arrays they point into live as long as the wrapper -------------------
 
 struct PyKv {
     KvLayer kv;
@@ -232,7 +232,7 @@ PyRope make_rope(const py::array& cos, const py::array& sin, const std::optional
     return result;
 }
 
-// ---- the ops ----------------------------------------------------------------------------------------------------------
+// ---- the ops -------------------------------------------------------------------------------------------------------
 
 Linear linear_of(const py::array& packed, const std::string& dtype_name, int64_t n, int64_t k,
                  const std::optional<py::array>& bias) {
@@ -424,7 +424,8 @@ void bind_linear(py::module_& m) {
         return ops::packed_weight_bytes(dtype_of_name(dtype), n, k);
     }, py::arg("dtype"), py::arg("n"), py::arg("k"));
     m.def("pack_weight", &py_pack_weight, py::arg("context"), py::arg("rows"), py::arg("first_row"), py::arg("n"),
-          py::arg("k"), py::arg("packed"), "Writes rows [r, k] of a weight [n, k] into packed, beginning at first_row.");
+          py::arg("k"), py::arg("packed"),
+          "Writes rows [r, k] of a weight [n, k] into packed, beginning at first_row.");
     m.def("gemm", &py_gemm, py::arg("context"), py::arg("x"), py::arg("weight"), py::arg("dtype"), py::arg("n"),
           py::arg("bias"), py::arg("y"), "y = x W^T + bias; x [m, k], y [m, n], packed weight of dtype and n rows.");
     m.def("embed", &py_embed, py::arg("context"), py::arg("table"), py::arg("dtype"), py::arg("n"),
@@ -435,7 +436,8 @@ void bind_norm(py::module_& m) {
     m.def("add_rms_norm", [](PyContext& self, const py::array& residual, const std::optional<py::array>& delta,
                              const py::array& weight, float eps, const py::array& out) {
         const Matrix r = matrix_of(residual, "residual", true);
-        const Matrix d = delta ? matrix_of(*delta, "delta", false) : Matrix{nullptr, DType::f32, r.rows, r.cols, r.cols};
+        const Matrix none{nullptr, DType::f32, r.rows, r.cols, r.cols};
+        const Matrix d = delta ? matrix_of(*delta, "delta", false) : none;
         const Matrix o = matrix_of(out, "out", true);
         check_dtype(r.dtype, "residual", DType::f32);
         check_dtype(d.dtype, "delta", DType::f32);
@@ -499,7 +501,8 @@ void bind_rope_and_store(py::module_& m) {
         const Matrix out = matrix_of(q, "q", true);
         const int64_t tokens = batch.batch.num_tokens;
         check_dtype(in.dtype, "qkv", DType::f32);
-        check_matrix(in, "qkv", tokens, static_cast<int64_t>(shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);
+        const int64_t all_heads = shape.num_heads + 2 * static_cast<int64_t>(shape.num_kv_heads);
+        check_matrix(in, "qkv", tokens, all_heads * shape.head_dim);
         check_matrix(out, "q", tokens, static_cast<int64_t>(shape.num_heads) * shape.head_dim);
         check_kv(kv, shape);
         check_slots(kv.kv, batch.batch);

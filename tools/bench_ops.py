@@ -5,7 +5,7 @@
 
 `limit` is the time that arithmetic at the measured peak or reading the weights at the measured bandwidth takes, the
 larger of the two; `share` is limit over the best measured time. Both ceilings (`peak` in GFLOP/s, `read` in GB/s) are
-measured beside each line, since they change with whatever else the machine does.
+measured anew before each line and the highest so far counts, since other programs on the machine disturb them.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def main() -> None:
     cold = aligned_bytes(COLD_BYTES)
     cold[:] = 1
     print(f"{context.description}; weights {args.dtype}")
-    print(
-        f"{'N x K':>12} {'rows':>5} {'ms':>8} {'GFLOP/s':>8} {'GB/s':>6} {'limit ms':>8} {'share':>6} {'peak':>8} {'read':>6}"
-    )
+    titles = ("N x K", "rows", "ms", "GFLOP/s", "GB/s", "limit ms", "share", "peak", "read")
+    print(" ".join(f"{title:>{width}}" for title, width in zip(titles, (12, 5, 8, 8, 6, 8, 6, 8, 6), strict=True)))
+    peak = bandwidth = 0.0
     for n, k in args.shapes:
         for rows in args.rows:
-            peak = ops.measure_multiply(context, args.dtype, args.seconds)
-            bandwidth = ops.measure_read(context, cold, args.seconds)
+            peak = max(peak, ops.measure_multiply(context, args.dtype, args.seconds))
+            bandwidth = max(bandwidth, ops.measure_read(context, cold, args.seconds))
             best = time_gemm(context, args.dtype, n, k, rows, args.seconds)
             flops, size = 2.0 * rows * n * k, n * k * ITEM_BYTES[args.dtype]
             limit = max(flops / peak, size / bandwidth)

@@ -12,7 +12,8 @@ constexpr int kChains = 12;  // more than latency times throughput of any of the
 template <bool dots>
 float multiply_chains(int64_t rounds, float seed) {
     const Vec factor = broadcast(seed);
-    Vec a0 = factor, a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0, a6 = a0, a7 = a0, a8 = a0, a9 = a0, a10 = a0, a11 = a0;
+    Vec a0 = factor, a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0;
+    Vec a6 = a0, a7 = a0, a8 = a0, a9 = a0, a10 = a0, a11 = a0;
     const auto add = [&](Vec& acc) __attribute__((always_inline)) {
 #if defined(__AVX512BF16__)
         if constexpr (dots) {

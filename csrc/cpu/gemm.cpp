@@ -1,5 +1,6 @@
 // gemm.cpp: packing of weights, and the split of a GEMM over threads. The arithmetic is in gemm_kernel.cpp.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <stdexcept>
 
@@ -16,7 +17,7 @@ size_t packed_weight_bytes(DType dtype, int64_t n, int64_t k) {
 
 namespace {
 
-constexpr int64_t kPiecesPerThread = 2;
+constexpr int64_t kPiecesPerThread = 4;
 constexpr int64_t kRowsWorthATask = 48;
 
 // Columns [first, last) of one panel from as many rows of the weight; columns up to `filled` become zero. Steps of k
@@ -77,6 +78,36 @@ void pack_weight(Context& context, const void* rows, DType dtype, int64_t first_
     });
 }
 
+namespace {
+
+// Gives each thread neighbouring pieces as long as it keeps pace, since a tile prefetches the panel after its own, and
+// lets a thread that is done early take what another has left.
+class PieceChooser {
+   public:
+    PieceChooser(int64_t pieces, int num_threads) : pieces_(pieces), num_threads_(num_threads) {}
+
+    // A piece nobody has had; called `pieces` times in all, `turn` is the number of the call.
+    int64_t take(int64_t turn, int thread) {
+        if (num_threads_ == 1 || pieces_ > 64) return turn;
+        const int64_t own = thread * pieces_ / num_threads_;
+        for (int64_t i = 0;; i = (i + 1) % pieces_) {
+            const int64_t piece = (own + i) % pieces_;
+            const uint64_t bit = uint64_t{1} << piece;
+            if ((taken_.load(std::memory_order_relaxed) & bit) == 0 &&
+                (taken_.fetch_or(bit, std::memory_order_relaxed) & bit) == 0) {
+                return piece;
+            }
+        }
+    }
+
+   private:
+    const int64_t pieces_;
+    const int num_threads_;
+    std::atomic<uint64_t> taken_{0};
+};
+
+}  // namespace
+
 void gemm(Context& context, const Matrix& x, const Linear& linear, const Matrix& y) {
     if (x.dtype != activation_types(context, linear.dtype).gemm_input || y.dtype != DType::f32) {
         throw std::invalid_argument("gemm: the types of x and y are not those of activation_types()");
@@ -88,7 +119,7 @@ void gemm(Context& context, const Matrix& x, const Linear& linear, const Matrix&
     const int64_t wanted = (4 * context.pool.num_threads() + panels - 1) / panels;
     const int64_t row_groups = std::max<int64_t>(1, std::min(wanted, x.rows / kRowsWorthATask));
     const int64_t rows_per_group = (x.rows + row_groups - 1) / row_groups;
-    const auto body = [&](int64_t begin, int64_t end, int) {
+    const auto body = [&](int64_t begin, int64_t end) {
         while (begin < end) {
             const int64_t row = begin / panels * rows_per_group;
             const int64_t first = begin % panels;
@@ -107,11 +138,15 @@ void gemm(Context& context, const Matrix& x, const Linear& linear, const Matrix&
             begin += last - first;
         }
     };
-    // Few pieces, each a run of neighbouring panels, as equal as they can be: a tile prefetches into the next panel.
     const int64_t tasks = panels * row_groups;
-    const int64_t pieces = std::min<int64_t>(tasks, kPiecesPerThread * context.pool.num_threads());
+    const int num_threads = context.pool.num_threads();
+    const int64_t pieces = std::min<int64_t>(tasks, kPiecesPerThread * num_threads);
+    PieceChooser chooser(pieces, num_threads);
     context.pool.parallel_for(pieces, 1, [&](int64_t begin, int64_t end, int thread) {
-        body(begin * tasks / pieces, end * tasks / pieces, thread);
+        for (int64_t i = begin; i < end; ++i) {
+            const int64_t piece = chooser.take(i, thread);
+            body(piece * tasks / pieces, (piece + 1) * tasks / pieces);
+        }
     });
 }
 

@@ -244,8 +244,9 @@ struct Gemm {
             }
             for (int m = 0; m < rows; ++m) {
                 for (int64_t j = 0; j < job.n - column; ++j) {
-                    const float sum = sums[m * kPanelWidth + j];
-                    job.y[(row + m) * job.y_stride + column + j] = job.bias == nullptr ? sum : sum + job.bias[column + j];
+                    float sum = sums[m * kPanelWidth + j];
+                    if (job.bias != nullptr) sum += job.bias[column + j];
+                    job.y[(row + m) * job.y_stride + column + j] = sum;
                 }
             }
         }

@@ -42,7 +42,7 @@ typedef int32_t IVec __attribute__((vector_size(kLanes * 4)));   // also the res
 typedef uint32_t UVec __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t HVec __attribute__((vector_size(kLanes * 2)));  // bf16 or f16 bits
 
-// ---- memory ---------------------------------------------------------------------------------------------------------
+// ---- memory --------------------------------------------------------------------------------------------------------
 
 PYENGINE_INLINE Vec load(const float* p) {
     Vec v;
@@ -83,7 +83,7 @@ PYENGINE_INLINE void store_partial(float* p, Vec v, int n) {
 #endif
 }
 
-// ---- arithmetic -----------------------------------------------------------------------------------------------------
+// ---- arithmetic ----------------------------------------------------------------------------------------------------
 
 // a * b + c, with one rounding where the set has the instruction, else with two; the same everywhere within one set.
 PYENGINE_INLINE Vec fma(Vec a, Vec b, Vec c) {
@@ -142,7 +142,7 @@ PYENGINE_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
     return (Vec)(((IVec)magnitude & ~bit) | ((IVec)sign & bit));
 }
 
-// ---- reductions: always the same tree, lane i with lane i + width / 2, and so on -------------------------------------
+// ---- reductions: always the same tree, lane i with lane i + width / 2, and so on -----------------------------------
 
 PYENGINE_INLINE float reduce_add(Vec v) {
 #if defined(__AVX512F__)
@@ -177,7 +177,7 @@ PYENGINE_INLINE float reduce_max(Vec v) {
 #endif
 }
 
-// ---- bf16 -----------------------------------------------------------------------------------------------------------
+// ---- bf16 ----------------------------------------------------------------------------------------------------------
 
 PYENGINE_INLINE UVec widen(HVec h) { return __builtin_convertvector(h, UVec); }
 
@@ -211,7 +211,7 @@ PYENGINE_INLINE void store_bf16(uint16_t* p, Vec v) {
     __builtin_memcpy(p, &h, sizeof h);
 }
 
-// ---- f16 ------------------------------------------------------------------------------------------------------------
+// ---- f16 -----------------------------------------------------------------------------------------------------------
 
 PYENGINE_INLINE Vec f16_bits_to_vec(HVec h) {
 #if defined(__AVX512F__)
@@ -277,7 +277,7 @@ PYENGINE_INLINE void store_f16(uint16_t* p, Vec v) {
 #endif
 }
 
-// ---- one interface over the three storage types ----------------------------------------------------------------------
+// ---- one interface over the three storage types --------------------------------------------------------------------
 
 // Bits of an f16 number; a type of its own, so that templates can tell it from bf16.
 struct Half {
@@ -317,7 +317,7 @@ PYENGINE_INLINE void store_partial(T* p, Vec v, int n) {
 
 PYENGINE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
-// ---- dot products of bf16 pairs ---------------------------------------------------------------------------------------
+// ---- dot products of bf16 pairs ------------------------------------------------------------------------------------
 
 #if defined(__AVX512BF16__)
 // acc[i] + pairs of a and b, lane i: the odd element first, then the even one, as the instruction defines it. Denormals
@@ -342,7 +342,7 @@ PYENGINE_INLINE IVec broadcast_pair(const void* p) {
     return broadcast_int(pair);
 }
 
-// ---- elementary functions (largest errors, in units of the last place: exp 1.1, log 0.8, tanh 1.4, erf 2.6) -------
+// ---- elementary functions (largest errors, in units of the last place: exp 1.1, log 0.8, tanh 1.4, erf 2.6) --------
 
 PYENGINE_INLINE Vec power_of_two(IVec n) { return (Vec)((n + 127) << 23); }  // -126 <= n <= 127
 

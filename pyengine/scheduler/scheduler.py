@@ -179,16 +179,18 @@ class Scheduler:
                 self._finish(request, "length", now_ns)
 
     def _grow_decodes(self, draft: PlanDraft, now_ns: int) -> None:
-        """Give each decode that crosses a block boundary its block, earliest first, preempting victims if need be."""
-        due = self._wheel[self._step % self.config.block_size]
-        for request in sorted(due, key=self._order.key):
+        """Give each decode that crosses a block boundary its block, preempting victims if need be.
+
+        Who is served first makes no difference: victims are taken in their own order until the rest have enough.
+        """
+        for request in list(self._wheel[self._step % self.config.block_size]):
             while request.state is RequestState.DECODE and not self._cache.grow(request):
                 victim = self._victim.choose(self.running())
                 self._preempt(victim, now_ns)
                 draft.preempted.append(victim)
 
     def _continue_prefills(self, draft: PlanDraft) -> None:
-        for request in sorted(self._prefilling, key=self._order.key):
+        for request in self._prefilling:
             if draft.budget == 0:
                 return
             draft.add_chunk(request)
@@ -212,7 +214,6 @@ class Scheduler:
         if request.started_ns is None:
             request.num_cached_tokens = prefix.num_tokens
         request.num_recomputed_tokens += max(0, request.num_dropped_tokens - prefix.num_tokens)
-        request.num_dropped_tokens = 0
         move(request, RequestState.PREFILL, now_ns)
         self._prefilling[request] = None
         self._capacity.started(request)

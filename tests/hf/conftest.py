@@ -16,7 +16,7 @@ FolderOf = Callable[..., Path]
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_hf() -> Iterator[None]:
-    """No bars and notes of transformers in the report; small models are fastest without torch's threads."""
+    """No bars and notes of transformers in the report; models this small are fastest without torch's threads."""
     try:
         import torch
         import transformers

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from .reference_attention import aligned_bytes, from_dtype, to_dtype
 
 from pyengine import _cpu
+
+from .reference_attention import aligned_bytes, from_dtype, to_dtype
 
 ops = _cpu.ops
 DTYPES = ("f32", "f16", "bf16")
@@ -43,7 +45,7 @@ def pack(context: _cpu.Context, layer: Layer, cuts: tuple[int, ...] = ()) -> NDA
     guard = 256
     buffer = aligned_bytes(size + guard, fill=0xFF)
     edges = (0, *cuts, layer.n)
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in itertools.pairwise(edges):
         ops.pack_weight(context, layer.stored[first:last], first, layer.n, layer.k, buffer[:size])
     assert (buffer[size:] == 0xFF).all(), "packing wrote behind its buffer"
     return buffer[:size]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from .reference_attention import make_context
 from .reference_gemm import DTYPES, ops, pack, random_layer
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from .reference_attention import aligned_bytes, make_context, to_dtype
-from .reference_gemm import DTYPES, gemm_input, input_values, ops, pack, random_layer, reference_gemm, run_gemm
 
 from pyengine import _cpu
+
+from .reference_attention import aligned_bytes, make_context, to_dtype
+from .reference_gemm import DTYPES, gemm_input, input_values, ops, pack, random_layer, reference_gemm, run_gemm
 
 # n and k below, at and above multiples of the panel width, of every vector width, and of a pair; several blocks of k.
 SHAPES = ((1, 1), (7, 2), (31, 3), (32, 64), (33, 31), (96, 576), (100, 577), (160, 1536), (70, 1001))

@@ -15,6 +15,7 @@ from itertools import accumulate
 from pyengine.config import SchedulerConfig
 from pyengine.request import LEGAL_MOVES, QUEUED_STATES, Request, RequestState
 from pyengine.scheduler import Outcome, Scheduler, StepPlan
+from pyengine.scheduler.capacity import Guaranteed
 
 VOCABULARY = 50
 MAX_OUTPUTS = 300
@@ -317,10 +318,11 @@ class World:
         return max(use.values(), default=0) + always
 
     def check_guarantee(self, plan: StepPlan) -> None:
-        """Nobody is preempted, and future use fits the pool."""
-        if self.config.capacity == "guaranteed":
+        """Nobody is preempted, future use fits the pool, and the certificate is that use, no more and no less."""
+        capacity = self.scheduler._capacity
+        if isinstance(capacity, Guaranteed):
             assert not plan.preempted
-            assert self.peak_use() <= self.config.num_blocks
+            assert capacity.peak() == self.peak_use() <= self.config.num_blocks
 
 
 def _reachable(state: RequestState) -> set[RequestState]:

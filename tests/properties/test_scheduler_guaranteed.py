@@ -48,6 +48,15 @@ def test_peaks_at_the_same_time_do_not_share() -> None:
     w.drain()
 
 
+def test_the_certificate_is_the_peak_wherever_block_boundaries_fall() -> None:
+    for length in range(1, 17):
+        w = world(num_blocks=60)
+        w.submit([1] * length, max_tokens=70)
+        w.submit([2] * 5, max_tokens=40)
+        w.drain()
+        assert w.steps >= 70
+
+
 def test_ten_of_seventeen_tokens_are_counted_as_twenty_blocks() -> None:
     w = world(num_blocks=19, max_num_seqs=10)
     made = [w.submit([i] * 17, max_tokens=1)[0] for i in range(10)]

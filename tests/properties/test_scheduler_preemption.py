@@ -40,7 +40,9 @@ def test_a_preempted_request_keeps_its_tokens_and_resumes_only_when_its_whole_le
         assert second.state is RequestState.PREEMPTED
         assert later.state is RequestState.WAITING
         w.step()
+    w.advance_clock(9)
     plan = w.step()
+    assert (second.started_ns, later.started_ns) == (0, 9)
     assert plan.joined == [second, later]
     assert second.token_ids[: len(tokens)] == tokens
     assert plan.num_new_tokens[plan.requests.index(second)] == len(tokens)

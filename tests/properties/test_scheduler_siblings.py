@@ -109,6 +109,22 @@ def test_siblings_that_outgrow_the_pool_are_preempted_and_share_again_when_they_
     assert sum(request.num_preemptions for request in made) > 0
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_sibling_that_resumes_beside_another_recomputes_only_what_it_does_not_share(index: int) -> None:
+    w = world()
+    made = w.submit([1] * 40, max_tokens=20, n=2)
+    for _ in range(6):
+        w.step()
+    num_computed, num_cached = made[index].num_computed_tokens, made[index].num_cached_tokens
+    w.scheduler._preempt(made[index], w.now_ns)
+    plan = w.step()
+    assert plan.joined == [made[index]]
+    assert plan.num_computed[plan.requests.index(made[index])] == 39
+    assert made[index].num_recomputed_tokens == num_computed - 39
+    assert made[index].num_cached_tokens == num_cached == 39 * index
+    w.drain()
+
+
 def test_a_request_that_reports_prompt_logprobs_computes_its_whole_prompt() -> None:
     w = world()
     made = [Request("r", [1] * 20, 2, index=i, needs_all_prompt_logits=True) for i in range(2)]

@@ -14,6 +14,7 @@ An answer {"error": text, "missing": module or null} stands for a failure; `miss
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import resource
@@ -31,10 +32,11 @@ NOT_COUNTED = ("pip", "setuptools", "_distutils_hack", "distutils-precedence.pth
 
 @dataclass(frozen=True)
 class Setup:
-    """What to load. `context` is the most tokens of one sequence; `gguf` may be None for engines that read `folder`."""
+    """What to load. `context` is the most tokens of one sequence; a GGUF file may be None where nobody reads it."""
 
     folder: str
-    gguf: str | None
+    gguf_bfloat16: str | None
+    gguf_float16: str | None
     threads: int
     max_seqs: int
     context: int
@@ -55,7 +57,7 @@ class PyEngine:
             max_num_seqs=setup.max_seqs,
             max_context=setup.context,
         )
-        return str(getattr(pyengine, "__version__", ""))
+        return version_of("pyengine-llm")
 
     def prefill(self, prompt: list[int]) -> tuple[float, list[int]]:
         begin = time.perf_counter()
@@ -155,32 +157,30 @@ class LlamaCpp:
         import numpy as np
 
         self._api, self._np = llama_cpp, np
-        if setup.gguf is None:
+        if setup.gguf_bfloat16 is None:
             raise RuntimeError("no GGUF file for this model")
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
-        model = llama_cpp.llama_model_load_from_file(setup.gguf.encode(), llama_cpp.llama_model_default_params())
-        if not model:
-            raise RuntimeError(f"{setup.gguf} could not be loaded")
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx = setup.max_seqs * setup.context
-        params.n_seq_max = setup.max_seqs
-        params.n_batch = params.n_ubatch = 512
-        params.n_threads = params.n_threads_batch = setup.threads
-        self._context = llama_cpp.llama_init_from_model(model, params)
-        if not self._context:
-            raise RuntimeError("no context could be made")
-        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        self._model = llama_cpp.llama_model_load_from_file(
+            setup.gguf_bfloat16.encode(), llama_cpp.llama_model_default_params()
+        )
+        if not self._model:
+            raise RuntimeError(f"{setup.gguf_bfloat16} could not be loaded")
+        self._setup, self._context = setup, None
+        self._use_context(num_seqs=1)
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = llama_cpp.llama_batch_init(512, 0, 1)
         return f"{llama_cpp.__version__}; {llama_cpp.llama_print_system_info().decode()}"
 
     def prefill(self, prompt: list[int]) -> tuple[float, list[int]]:
+        self._use_context(num_seqs=1)
         begin = time.perf_counter()
         tokens = self._start([prompt])
         return time.perf_counter() - begin, tokens
 
     def decode(self, prompts: list[list[int]], steps: int) -> tuple[float, list[int]]:
+        self._use_context(num_seqs=len(prompts))
         tokens = self._start(prompts)
         first = [tokens[0]]
         begin = time.perf_counter()
@@ -190,9 +190,21 @@ class LlamaCpp:
             first.append(tokens[0])
         return time.perf_counter() - begin, first
 
+    def _use_context(self, num_seqs: int) -> None:
+        """An empty cache for so many sequences: it is fastest with exactly as many as there are."""
+        if self._context:
+            self._api.llama_free(self._context)
+        params = self._api.llama_context_default_params()
+        params.n_ctx = num_seqs * self._setup.context
+        params.n_seq_max = num_seqs
+        params.n_batch = params.n_ubatch = 512
+        params.n_threads = params.n_threads_batch = self._setup.threads
+        self._context = self._api.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError(f"no context for {num_seqs} sequences could be made")
+
     def _start(self, prompts: list[list[int]]) -> list[int]:
         """The first token of each sequence, from an empty cache."""
-        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
         tokens = []
         for s, prompt in enumerate(prompts):
             last = len(prompt) - 1
@@ -219,7 +231,86 @@ class LlamaCpp:
         return int(self._np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
 
 
-ENGINES: dict[str, Any] = {"pyengine": PyEngine, "transformers": Transformers, "llama.cpp": LlamaCpp}
+class OpenVino:
+    """OpenVINO GenAI's continuous batching on a GGUF file in float16, which it computes in bfloat16."""
+
+    def load(self, setup: Setup) -> str:
+        import numpy as np
+        import openvino
+        import openvino_genai
+
+        if setup.gguf_float16 is None:
+            raise RuntimeError("no GGUF file for this model")
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.max_num_batched_tokens = 1024
+        scheduler.max_num_seqs = setup.max_seqs
+        scheduler.enable_prefix_caching = False
+        scheduler.cache_size = 1  # GB
+        properties = {
+            "INFERENCE_NUM_THREADS": setup.threads,
+            "INFERENCE_PRECISION_HINT": "bf16",
+            "KV_CACHE_PRECISION": "bf16",
+        }
+        self._numpy, self._openvino, self._genai = np, openvino, openvino_genai
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(setup.gguf_float16, scheduler, "CPU", properties)
+        self._next_id = 0
+        return str(openvino_genai.__version__)
+
+    def prefill(self, prompt: list[int]) -> tuple[float, list[int]]:
+        begin = time.perf_counter()
+        tokens = self._start([prompt], max_tokens=1)
+        return time.perf_counter() - begin, tokens[0]
+
+    def decode(self, prompts: list[list[int]], steps: int) -> tuple[float, list[int]]:
+        tokens = self._start(prompts, max_tokens=steps + HEAD_START)
+        before = [len(made) for made in tokens]
+        begin = time.perf_counter()
+        for _ in range(steps):
+            self._step(tokens)
+        seconds = time.perf_counter() - begin
+        if [len(made) for made in tokens] != [count + steps for count in before]:
+            raise RuntimeError(f"a step did not make a token for each of the {len(prompts)} sequences")
+        for handle in self._handles:
+            handle.stop()
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        return seconds, tokens[0][: steps + 1]
+
+    def _start(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        """Add all requests and step until each has its first token."""
+        config = self._genai.GenerationConfig(max_new_tokens=max_tokens, ignore_eos=True, do_sample=False)
+        self._handles = []
+        for prompt in prompts:
+            ids = self._openvino.Tensor(self._numpy.array([prompt], self._numpy.int64))
+            self._handles.append(self._pipeline.add_request(self._next_id, ids, config))
+            self._next_id += 1
+        tokens: list[list[int]] = [[] for _ in prompts]
+        while not all(tokens):
+            self._step(tokens)
+        return tokens
+
+    def _step(self, tokens: list[list[int]]) -> None:
+        self._pipeline.step()
+        for handle, made in zip(self._handles, tokens, strict=True):
+            if handle.can_read():
+                for output in handle.read().values():
+                    made += output.generated_ids
+
+
+ENGINES: dict[str, Any] = {
+    "pyengine": PyEngine,
+    "transformers": Transformers,
+    "llama.cpp": LlamaCpp,
+    "openvino": OpenVino,
+}
+
+
+def version_of(distribution: str) -> str:
+    """Version of an installed distribution; "not installed" for a module that was found beside its sources."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def peak_bytes() -> int:

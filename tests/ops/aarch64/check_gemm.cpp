@@ -1,5 +1,6 @@
-// check_gemm.cpp: packing, GEMM and embedding on every instruction set of the machine, against loops in double precision
-// and bit by bit from batch to batch. A program and not a pytest test, so that it also runs under an emulator.
+// check_gemm.cpp: packing, GEMM and embedding on every instruction set of the machine, against loops in double
+// precision and bit by bit from batch to batch. A program and not a pytest test, so that it also runs under an
+// emulator.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -91,8 +92,9 @@ bool check_shape(ops::Context& context, DType dtype, int64_t n, int64_t k) {
     for (int64_t i = 0; i < n * k; ++i) exact = exact && embedded[i] == weight.values[ids[i / k] * k + i % k];
     const bool good = worst <= 1 && same && exact;
     if (!good) {
-        std::printf("%s dtype %d n %d k %d: error %.2g of the bound, batches %s, embedding %s\n", ops::describe(context),
-                    static_cast<int>(dtype), static_cast<int>(n), static_cast<int>(k), worst, same ? "same" : "DIFFER",
+        std::printf("%s dtype %d n %d k %d: error %.2g of the bound, batches %s, embedding %s\n",
+                    ops::describe(context), static_cast<int>(dtype), static_cast<int>(n), static_cast<int>(k), worst,
+                    same ? "same" : "DIFFER",
                     exact ? "exact" : "WRONG");
     }
     return good;
