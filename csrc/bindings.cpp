@@ -107,13 +107,13 @@ DecoderWeights read_weights(const DecoderConfig& c, const py::dict& arrays) {
     w.rope_sin = floats(arrays, "rope_sin", rope);
     for (size_t n = 0; n < c.sliding_windows.size(); n++) {
         const std::string prefix = "layers." + std::to_string(n) + ".";
-        w.layers.push_back({floats(arrays, prefix + "attention_norm", hidden), floats(arrays, prefix + "mlp_norm", hidden),
-                            optional_floats(arrays, prefix + "q_norm", head_dim),
-                            optional_floats(arrays, prefix + "k_norm", head_dim),
-                            linear(arrays, prefix + "qkv", c.dtype, q + 2 * kv, hidden),
-                            linear(arrays, prefix + "o", c.dtype, hidden, q),
-                            linear(arrays, prefix + "gate_up", c.dtype, 2 * inner, hidden),
-                            linear(arrays, prefix + "down", c.dtype, hidden, inner)});
+        w.layers.push_back(
+            {floats(arrays, prefix + "attention_norm", hidden), floats(arrays, prefix + "mlp_norm", hidden),
+             optional_floats(arrays, prefix + "q_norm", head_dim), optional_floats(arrays, prefix + "k_norm", head_dim),
+             linear(arrays, prefix + "qkv", c.dtype, q + 2 * kv, hidden),
+             linear(arrays, prefix + "o", c.dtype, hidden, q),
+             linear(arrays, prefix + "gate_up", c.dtype, 2 * inner, hidden),
+             linear(arrays, prefix + "down", c.dtype, hidden, inner)});
     }
     return w;
 }
@@ -152,7 +152,8 @@ private:
 
     const int32_t* section(const char* name, StepWord word, int64_t length) const {
         const int64_t offset = words_[word];
-        if (offset < kHeaderWords || offset + length > words_[kNumWords]) refuse(name, "lies outside the staging buffer.");
+        if (offset < kHeaderWords || offset + length > words_[kNumWords])
+            refuse(name, "lies outside the staging buffer.");
         return words_ + offset;
     }
 
@@ -268,7 +269,8 @@ public:
         ops::Context& native = *context_.cast<PyContext&>().context;
         const ops::ActivationTypes types = ops::activation_types(native, config_.dtype);
         const size_t block_bytes = ops::kv_block_bytes(types.kv, config_.block_size, config_.attention);
-        void* kv = bytes_of(kv_blocks_, "kv_blocks", block_bytes * num_blocks * config_.sliding_windows.size(), 64, true);
+        void* kv =
+            bytes_of(kv_blocks_, "kv_blocks", block_bytes * num_blocks * config_.sliding_windows.size(), 64, true);
         void* work = bytes_of(workspace_, "workspace", Decoder::workspace_bytes(native, config_), 128, true);
         decoder_ = std::make_unique<Decoder>(native, config_, read_weights(config_, arrays_), kv, num_blocks, work);
     }
@@ -372,7 +374,9 @@ PYBIND11_MODULE(PYENGINE_MODULE, module) {
     module.def("bind_scratch", &bind_scratch, py::arg("context"), py::arg("scratch"));
     module.def(
         "packed_weight_bytes",
-        [](const std::string& dtype, int64_t n, int64_t k) { return ops::packed_weight_bytes(parse_dtype(dtype), n, k); },
+        [](const std::string& dtype, int64_t n, int64_t k) {
+            return ops::packed_weight_bytes(parse_dtype(dtype), n, k);
+        },
         py::arg("dtype"), py::arg("n"), py::arg("k"));
     module.def("pack_weight", &pack_weight, py::arg("context"), py::arg("rows"), py::arg("dtype"), py::arg("first_row"),
                py::arg("n"), py::arg("k"), py::arg("packed"));

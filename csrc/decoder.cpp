@@ -1,4 +1,5 @@
-// The forward pass, to be read from top to bottom: step() -> attention_block(), mlp_block() for each layer -> sample_rows().
+// The forward pass, to be read from top to bottom: step() -> attention_block(), mlp_block() for each layer ->
+// sample_rows().
 #include "decoder.h"
 
 #include <algorithm>

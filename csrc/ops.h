@@ -1,5 +1,6 @@
-// ops.h: what a backend must provide. The forward pass (decoder.cpp) is written against these functions alone; a backend
-// is the set of files that define them. All pointers are in the backend's memory; nothing here allocates inside a step.
+// ops.h: what a backend must provide. The forward pass (decoder.cpp) is written against these functions alone; a
+// backend is the set of files that define them. All pointers are in the backend's memory; nothing here allocates inside
+// a step.
 #pragma once
 
 #include <cstddef>
@@ -80,10 +81,10 @@ struct SamplingRows {
 };
 
 struct SampledRows {
-    int32_t* token_ids;     // [R] the drawn (or target) token; -1: no finite logit was left (that row failed, alone)
-    float* logprobs;        // [R]
-    int32_t* top_ids;       // [R, top_width], -1 beyond num_logprobs
-    float* top_logprobs;    // [R, top_width]
+    int32_t* token_ids;   // [R] the drawn (or target) token; -1: no finite logit was left (that row failed, alone)
+    float* logprobs;      // [R]
+    int32_t* top_ids;     // [R, top_width], -1 beyond num_logprobs
+    float* top_logprobs;  // [R, top_width]
     int32_t top_width;
 };
 

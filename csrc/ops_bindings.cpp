@@ -205,10 +205,10 @@ PySamplingRows make_sampling_rows(const py::array& temperature, const py::array&
     rows.bias_ids = data_of<int32_t>(bias_ids, "bias_ids", -1);
     rows.bias_values = data_of<float>(bias_values, "bias_values", bias_ids.size());
     rows.allow_mask = allow_mask ? data_of<uint32_t>(*allow_mask, "allow_mask", -1) : nullptr;
-    PySamplingRows result{rows,
-                          {temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
-                           seed, position, target, num_logprobs, penalty_start, penalty_ids, penalty_counts, bias_start,
-                           bias_ids, bias_values}};
+    PySamplingRows result{
+        rows,
+        {temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, position,
+         target, num_logprobs, penalty_start, penalty_ids, penalty_counts, bias_start, bias_ids, bias_values}};
     if (allow_mask) result.kept.push_back(*allow_mask);
     return result;
 }
@@ -315,20 +315,24 @@ void bind_types(py::module_& m) {
              py::arg("k_norm") = py::none(), py::arg("eps") = 1e-6f);
     py::class_<PySamplingRows>(m, "SamplingRows")
         .def(py::init(&make_sampling_rows), py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
-             py::arg("min_p"), py::arg("repetition_penalty"), py::arg("presence_penalty"),
-             py::arg("frequency_penalty"), py::arg("seed"), py::arg("position"), py::arg("target"),
-             py::arg("num_logprobs"), py::arg("penalty_start"), py::arg("penalty_ids"), py::arg("penalty_counts"),
-             py::arg("bias_start"), py::arg("bias_ids"), py::arg("bias_values"), py::arg("allow_mask") = py::none());
+             py::arg("min_p"), py::arg("repetition_penalty"), py::arg("presence_penalty"), py::arg("frequency_penalty"),
+             py::arg("seed"), py::arg("position"), py::arg("target"), py::arg("num_logprobs"), py::arg("penalty_start"),
+             py::arg("penalty_ids"), py::arg("penalty_counts"), py::arg("bias_start"), py::arg("bias_ids"),
+             py::arg("bias_values"), py::arg("allow_mask") = py::none());
 }
 
 void bind_context(py::module_& m, py::module_& ops_module) {
-    ops_module.def("supported_isas", [] {
-        std::vector<std::string> names;
-        for (int i = 0; i < cpu::kNumIsas; ++i) {
-            if (cpu::is_supported(static_cast<cpu::Isa>(i))) names.emplace_back(cpu::name_of(static_cast<cpu::Isa>(i)));
-        }
-        return names;
-    }, "Instruction sets of this build that this machine can run.");
+    ops_module.def(
+        "supported_isas",
+        [] {
+            std::vector<std::string> names;
+            for (int i = 0; i < cpu::kNumIsas; ++i) {
+                if (cpu::is_supported(static_cast<cpu::Isa>(i)))
+                    names.emplace_back(cpu::name_of(static_cast<cpu::Isa>(i)));
+            }
+            return names;
+        },
+        "Instruction sets of this build that this machine can run.");
     py::class_<PyContext>(m, "Context")
         .def(py::init([](int num_threads, const std::optional<std::string>& isa, bool oversubscribe) {
                  auto self = std::make_unique<PyContext>();
@@ -340,89 +344,110 @@ void bind_context(py::module_& m, py::module_& ops_module) {
         .def_property_readonly("isa", [](const PyContext& self) { return cpu::name_of(self.context->isa); })
         .def_property_readonly("num_threads", [](const PyContext& self) { return self.context->pool.num_threads(); })
         .def_property_readonly("description", [](const PyContext& self) { return ops::describe(*self.context); })
-        .def("activation_types", [](const PyContext& self, const std::string& weights) {
-            const ops::ActivationTypes types = ops::activation_types(*self.context, dtype_of_name(weights));
-            return py::make_tuple(name_of(types.hidden), name_of(types.gemm_input), name_of(types.kv));
-        }, py::arg("weights"), "(hidden, gemm_input, kv) of a model with such weights.")
-        .def("scratch_bytes", [](const PyContext& self, const AttentionShape& shape, int32_t max_tokens,
-                                 int32_t max_seqs, int32_t max_rows, int32_t max_context_len, int64_t vocab_size,
-                                 int64_t widest_k) {
-            return ops::scratch_bytes(*self.context,
-                                      {max_tokens, max_seqs, max_rows, max_context_len, vocab_size, widest_k}, shape);
-        }, py::arg("shape"), py::kw_only(), py::arg("max_tokens"), py::arg("max_seqs"), py::arg("max_rows"),
-             py::arg("max_context_len"), py::arg("vocab_size"), py::arg("widest_k"))
-        .def("bind_scratch", [](PyContext& self, const py::array& scratch) {
-            ops::bind_scratch(*self.context, data_of<uint8_t>(scratch, "scratch", -1, true), scratch.size());
-            self.scratch = scratch;
-        }, py::arg("scratch"), "A 64-byte aligned uint8 array; kept alive by the context.")
-        .def("test_parallel_for", [](PyContext& self, int64_t num_items, int64_t grain) {
-            py::array_t<int32_t> counts(num_items), threads(num_items);
-            int32_t* const count = counts.mutable_data();
-            int32_t* const owner = threads.mutable_data();
-            std::fill(count, count + num_items, 0);
-            const py::gil_scoped_release release;
-            self.context->pool.parallel_for(num_items, grain, [=](int64_t begin, int64_t end, int thread) {
-                for (int64_t i = begin; i < end; ++i) ++count[i], owner[i] = thread;
-            });
-            const py::gil_scoped_acquire acquire;
-            return py::make_tuple(counts, threads);
-        }, py::arg("num_items"), py::arg("grain"), "For tests: (visits, thread) of each item of one parallel loop.");
+        .def(
+            "activation_types",
+            [](const PyContext& self, const std::string& weights) {
+                const ops::ActivationTypes types = ops::activation_types(*self.context, dtype_of_name(weights));
+                return py::make_tuple(name_of(types.hidden), name_of(types.gemm_input), name_of(types.kv));
+            },
+            py::arg("weights"), "(hidden, gemm_input, kv) of a model with such weights.")
+        .def(
+            "scratch_bytes",
+            [](const PyContext& self, const AttentionShape& shape, int32_t max_tokens, int32_t max_seqs,
+               int32_t max_rows, int32_t max_context_len, int64_t vocab_size, int64_t widest_k) {
+                return ops::scratch_bytes(
+                    *self.context, {max_tokens, max_seqs, max_rows, max_context_len, vocab_size, widest_k}, shape);
+            },
+            py::arg("shape"), py::kw_only(), py::arg("max_tokens"), py::arg("max_seqs"), py::arg("max_rows"),
+            py::arg("max_context_len"), py::arg("vocab_size"), py::arg("widest_k"))
+        .def(
+            "bind_scratch",
+            [](PyContext& self, const py::array& scratch) {
+                ops::bind_scratch(*self.context, data_of<uint8_t>(scratch, "scratch", -1, true), scratch.size());
+                self.scratch = scratch;
+            },
+            py::arg("scratch"), "A 64-byte aligned uint8 array; kept alive by the context.")
+        .def(
+            "test_parallel_for",
+            [](PyContext& self, int64_t num_items, int64_t grain) {
+                py::array_t<int32_t> counts(num_items), threads(num_items);
+                int32_t* const count = counts.mutable_data();
+                int32_t* const owner = threads.mutable_data();
+                std::fill(count, count + num_items, 0);
+                const py::gil_scoped_release release;
+                self.context->pool.parallel_for(num_items, grain, [=](int64_t begin, int64_t end, int thread) {
+                    for (int64_t i = begin; i < end; ++i) ++count[i], owner[i] = thread;
+                });
+                const py::gil_scoped_acquire acquire;
+                return py::make_tuple(counts, threads);
+            },
+            py::arg("num_items"), py::arg("grain"), "For tests: (visits, thread) of each item of one parallel loop.");
 }
 
 // What the machine could do at best, with all threads of the context.
 void bind_ceilings(py::module_& m) {
-    m.def("measure_multiply", [](PyContext& self, const std::string& dtype_name, double seconds) {
-        const DType dtype = dtype_of_name(dtype_name);
-        const cpu::CeilingKernels& kernels = cpu::select_ceiling_kernels(self.context->isa);
-        const int64_t kRounds = 4000, pieces = 8 * self.context->pool.num_threads();
-        std::atomic<float> sink{0};
-        double best = 0;
-        const py::gil_scoped_release release;
-        const auto start = std::chrono::steady_clock::now();
-        for (auto now = start; now - start < std::chrono::duration<double>(seconds);) {
-            self.context->pool.parallel_for(pieces, 1, [&](int64_t begin, int64_t end, int) {
-                sink = kernels.multiply(dtype, (end - begin) * kRounds, 1e-3f);
-            });
-            const auto after = std::chrono::steady_clock::now();
-            const double flops = static_cast<double>(pieces * kRounds * kernels.multiply_round_flops(dtype));
-            best = std::max(best, flops / std::chrono::duration<double>(after - now).count());
-            now = after;
-        }
-        return best;
-    }, py::arg("context"), py::arg("dtype"), py::arg("seconds") = 0.2,
-          "The most floating-point operations per second that weights of dtype allow, in registers.");
-    m.def("measure_read", [](PyContext& self, const py::array& data, double seconds) {
-        const uint8_t* const bytes = data_of<uint8_t>(data, "data", -1);
-        const cpu::CeilingKernels& kernels = cpu::select_ceiling_kernels(self.context->isa);
-        // In slices, so that the best of them was not disturbed by other programs; each is cold when its turn comes.
-        const int64_t kSlice = 8 << 20;
-        const int64_t slices = data.size() / kSlice;
-        if (slices == 0) refuse("data", "must have at least 8 MiB, and more than the caches hold");
-        std::atomic<int32_t> sink{0};
-        double best = 0;
-        const py::gil_scoped_release release;
-        const auto start = std::chrono::steady_clock::now();
-        int64_t turn = 0;
-        for (auto now = start; now - start < std::chrono::duration<double>(seconds); ++turn) {
-            const uint8_t* const slice = bytes + turn % slices * kSlice;
-            const int64_t lines = kSlice / 512;
-            self.context->pool.parallel_for(lines, self.context->pool.even_grain(lines, 4),
-                                            [&](int64_t begin, int64_t end, int) {
-                                                sink = kernels.read(slice + begin * 512, (end - begin) * 512);
-                                            });
-            const auto after = std::chrono::steady_clock::now();
-            best = std::max(best, kSlice / std::chrono::duration<double>(after - now).count());
-            now = after;
-        }
-        return best;
-    }, py::arg("context"), py::arg("data"), py::arg("seconds") = 0.2,
-          "The most bytes per second at which data, a large uint8 array, can be read.");
+    m.def(
+        "measure_multiply",
+        [](PyContext& self, const std::string& dtype_name, double seconds) {
+            const DType dtype = dtype_of_name(dtype_name);
+            const cpu::CeilingKernels& kernels = cpu::select_ceiling_kernels(self.context->isa);
+            const int64_t kRounds = 4000, pieces = 8 * self.context->pool.num_threads();
+            std::atomic<float> sink{0};
+            double best = 0;
+            const py::gil_scoped_release release;
+            const auto start = std::chrono::steady_clock::now();
+            for (auto now = start; now - start < std::chrono::duration<double>(seconds);) {
+                self.context->pool.parallel_for(pieces, 1, [&](int64_t begin, int64_t end, int) {
+                    sink = kernels.multiply(dtype, (end - begin) * kRounds, 1e-3f);
+                });
+                const auto after = std::chrono::steady_clock::now();
+                const double flops = static_cast<double>(pieces * kRounds * kernels.multiply_round_flops(dtype));
+                best = std::max(best, flops / std::chrono::duration<double>(after - now).count());
+                now = after;
+            }
+            return best;
+        },
+        py::arg("context"), py::arg("dtype"), py::arg("seconds") = 0.2,
+        "The most floating-point operations per second that weights of dtype allow, in registers.");
+    m.def(
+        "measure_read",
+        [](PyContext& self, const py::array& data, double seconds) {
+            const uint8_t* const bytes = data_of<uint8_t>(data, "data", -1);
+            const cpu::CeilingKernels& kernels = cpu::select_ceiling_kernels(self.context->isa);
+            // In slices, so that the best of them was not disturbed by other programs; each is cold when its turn
+            // comes.
+            const int64_t kSlice = 8 << 20;
+            const int64_t slices = data.size() / kSlice;
+            if (slices == 0) refuse("data", "must have at least 8 MiB, and more than the caches hold");
+            std::atomic<int32_t> sink{0};
+            double best = 0;
+            const py::gil_scoped_release release;
+            const auto start = std::chrono::steady_clock::now();
+            int64_t turn = 0;
+            for (auto now = start; now - start < std::chrono::duration<double>(seconds); ++turn) {
+                const uint8_t* const slice = bytes + turn % slices * kSlice;
+                const int64_t lines = kSlice / 512;
+                self.context->pool.parallel_for(lines, self.context->pool.even_grain(lines, 4),
+                                                [&](int64_t begin, int64_t end, int) {
+                                                    sink = kernels.read(slice + begin * 512, (end - begin) * 512);
+                                                });
+                const auto after = std::chrono::steady_clock::now();
+                best = std::max(best, kSlice / std::chrono::duration<double>(after - now).count());
+                now = after;
+            }
+            return best;
+        },
+        py::arg("context"), py::arg("data"), py::arg("seconds") = 0.2,
+        "The most bytes per second at which data, a large uint8 array, can be read.");
 }
 
 void bind_linear(py::module_& m) {
-    m.def("packed_weight_bytes", [](const std::string& dtype, int64_t n, int64_t k) {
-        return ops::packed_weight_bytes(dtype_of_name(dtype), n, k);
-    }, py::arg("dtype"), py::arg("n"), py::arg("k"));
+    m.def(
+        "packed_weight_bytes",
+        [](const std::string& dtype, int64_t n, int64_t k) {
+            return ops::packed_weight_bytes(dtype_of_name(dtype), n, k);
+        },
+        py::arg("dtype"), py::arg("n"), py::arg("k"));
     m.def("pack_weight", &py_pack_weight, py::arg("context"), py::arg("rows"), py::arg("first_row"), py::arg("n"),
           py::arg("k"), py::arg("packed"),
           "Writes rows [r, k] of a weight [n, k] into packed, beginning at first_row.");
@@ -433,133 +458,158 @@ void bind_linear(py::module_& m) {
 }
 
 void bind_norm(py::module_& m) {
-    m.def("add_rms_norm", [](PyContext& self, const py::array& residual, const std::optional<py::array>& delta,
-                             const py::array& weight, float eps, const py::array& out) {
-        const Matrix r = matrix_of(residual, "residual", true);
-        const Matrix none{nullptr, DType::f32, r.rows, r.cols, r.cols};
-        const Matrix d = delta ? matrix_of(*delta, "delta", false) : none;
-        const Matrix o = matrix_of(out, "out", true);
-        check_dtype(r.dtype, "residual", DType::f32);
-        check_dtype(d.dtype, "delta", DType::f32);
-        check_matrix(d, "delta", r.rows, r.cols);
-        check_matrix(o, "out", r.rows, r.cols);
-        const float* const w = data_of<float>(weight, "weight", r.cols);
-        const py::gil_scoped_release release;
-        ops::add_rms_norm(*self.context, r, d, w, eps, o);
-    }, py::arg("context"), py::arg("residual"), py::arg("delta"), py::arg("weight"), py::arg("eps"), py::arg("out"));
+    m.def(
+        "add_rms_norm",
+        [](PyContext& self, const py::array& residual, const std::optional<py::array>& delta, const py::array& weight,
+           float eps, const py::array& out) {
+            const Matrix r = matrix_of(residual, "residual", true);
+            const Matrix none{nullptr, DType::f32, r.rows, r.cols, r.cols};
+            const Matrix d = delta ? matrix_of(*delta, "delta", false) : none;
+            const Matrix o = matrix_of(out, "out", true);
+            check_dtype(r.dtype, "residual", DType::f32);
+            check_dtype(d.dtype, "delta", DType::f32);
+            check_matrix(d, "delta", r.rows, r.cols);
+            check_matrix(o, "out", r.rows, r.cols);
+            const float* const w = data_of<float>(weight, "weight", r.cols);
+            const py::gil_scoped_release release;
+            ops::add_rms_norm(*self.context, r, d, w, eps, o);
+        },
+        py::arg("context"), py::arg("residual"), py::arg("delta"), py::arg("weight"), py::arg("eps"), py::arg("out"));
 }
 
 void bind_activation(py::module_& m) {
-    m.def("gated_activation", [](PyContext& self, const std::string& activation, const py::array& gate_up,
-                                 const py::array& out) {
-        static const char* const names[] = {"silu", "gelu", "gelu_tanh", "relu"};
-        int32_t which = 0;
-        while (which < 4 && activation != names[which]) ++which;
-        if (which == 4) refuse("activation", "\"" + activation + "\" is not one of silu, gelu, gelu_tanh, relu");
-        const Matrix g = matrix_of(gate_up, "gate_up", false);
-        const Matrix o = matrix_of(out, "out", true);
-        check_dtype(g.dtype, "gate_up", DType::f32);
-        check_matrix(g, "gate_up", o.rows, 2 * o.cols);
-        const py::gil_scoped_release release;
-        ops::gated_activation(*self.context, static_cast<Activation>(which), g, o);
-    }, py::arg("context"), py::arg("activation"), py::arg("gate_up"), py::arg("out"));
+    m.def(
+        "gated_activation",
+        [](PyContext& self, const std::string& activation, const py::array& gate_up, const py::array& out) {
+            static const char* const names[] = {"silu", "gelu", "gelu_tanh", "relu"};
+            int32_t which = 0;
+            while (which < 4 && activation != names[which]) ++which;
+            if (which == 4) refuse("activation", "\"" + activation + "\" is not one of silu, gelu, gelu_tanh, relu");
+            const Matrix g = matrix_of(gate_up, "gate_up", false);
+            const Matrix o = matrix_of(out, "out", true);
+            check_dtype(g.dtype, "gate_up", DType::f32);
+            check_matrix(g, "gate_up", o.rows, 2 * o.cols);
+            const py::gil_scoped_release release;
+            ops::gated_activation(*self.context, static_cast<Activation>(which), g, o);
+        },
+        py::arg("context"), py::arg("activation"), py::arg("gate_up"), py::arg("out"));
 }
 
 void bind_gather(py::module_& m) {
-    m.def("gather_rows", [](PyContext& self, const py::array& x, const py::array& rows, const py::array& out) {
-        const Matrix xm = matrix_of(x, "x", false);
-        const Matrix om = matrix_of(out, "out", true);
-        check_dtype(om.dtype, "out", xm.dtype);
-        check_matrix(om, "out", om.rows, xm.cols);
-        const int32_t* const indices = data_of<int32_t>(rows, "rows", om.rows);
-        for (int64_t i = 0; i < om.rows; ++i) {
-            if (indices[i] < 0 || indices[i] >= xm.rows) refuse("rows", "index out of range");
-        }
-        const py::gil_scoped_release release;
-        ops::gather_rows(*self.context, xm, indices, om);
-    }, py::arg("context"), py::arg("x"), py::arg("rows"), py::arg("out"));
+    m.def(
+        "gather_rows",
+        [](PyContext& self, const py::array& x, const py::array& rows, const py::array& out) {
+            const Matrix xm = matrix_of(x, "x", false);
+            const Matrix om = matrix_of(out, "out", true);
+            check_dtype(om.dtype, "out", xm.dtype);
+            check_matrix(om, "out", om.rows, xm.cols);
+            const int32_t* const indices = data_of<int32_t>(rows, "rows", om.rows);
+            for (int64_t i = 0; i < om.rows; ++i) {
+                if (indices[i] < 0 || indices[i] >= xm.rows) refuse("rows", "index out of range");
+            }
+            const py::gil_scoped_release release;
+            ops::gather_rows(*self.context, xm, indices, om);
+        },
+        py::arg("context"), py::arg("x"), py::arg("rows"), py::arg("out"));
 }
 
 void bind_copy_blocks(py::module_& m) {
-    m.def("copy_blocks", [](PyContext& self, const PyKv& kv, const AttentionShape& shape, const py::array& pairs) {
-        check_kv(kv, shape);
-        if (pairs.ndim() != 2 || pairs.shape(1) != 2) refuse("pairs", "shape must be (n, 2)");
-        const int32_t* const data = data_of<int32_t>(pairs, "pairs", -1);
-        for (int64_t i = 0; i < pairs.size(); ++i) {
-            if (data[i] < 0 || data[i] >= kv.kv.num_blocks) refuse("pairs", "block out of range");
-        }
-        const int32_t n = static_cast<int32_t>(pairs.shape(0));
-        const py::gil_scoped_release release;
-        ops::copy_blocks(*self.context, kv.kv, shape, data, n);
-    }, py::arg("context"), py::arg("kv"), py::arg("shape"), py::arg("pairs"));
+    m.def(
+        "copy_blocks",
+        [](PyContext& self, const PyKv& kv, const AttentionShape& shape, const py::array& pairs) {
+            check_kv(kv, shape);
+            if (pairs.ndim() != 2 || pairs.shape(1) != 2) refuse("pairs", "shape must be (n, 2)");
+            const int32_t* const data = data_of<int32_t>(pairs, "pairs", -1);
+            for (int64_t i = 0; i < pairs.size(); ++i) {
+                if (data[i] < 0 || data[i] >= kv.kv.num_blocks) refuse("pairs", "block out of range");
+            }
+            const int32_t n = static_cast<int32_t>(pairs.shape(0));
+            const py::gil_scoped_release release;
+            ops::copy_blocks(*self.context, kv.kv, shape, data, n);
+        },
+        py::arg("context"), py::arg("kv"), py::arg("shape"), py::arg("pairs"));
 }
 
 void bind_rope_and_store(py::module_& m) {
-    m.def("rope_and_store", [](PyContext& self, const py::array& qkv, const PyRope& params, const AttentionShape& shape,
-                               const PyBatch& batch, const py::array& q, const PyKv& kv) {
-        const Matrix in = matrix_of(qkv, "qkv", false);
-        const Matrix out = matrix_of(q, "q", true);
-        const int64_t tokens = batch.batch.num_tokens;
-        check_dtype(in.dtype, "qkv", DType::f32);
-        const int64_t all_heads = shape.num_heads + 2 * static_cast<int64_t>(shape.num_kv_heads);
-        check_matrix(in, "qkv", tokens, all_heads * shape.head_dim);
-        check_matrix(out, "q", tokens, static_cast<int64_t>(shape.num_heads) * shape.head_dim);
-        check_kv(kv, shape);
-        check_slots(kv.kv, batch.batch);
-        if (params.half_dim != shape.rotary_dim / 2) refuse("cos", "must have rotary_dim / 2 columns");
-        if (params.rope.q_norm && params.q_norm_size != shape.head_dim) refuse("q_norm", "must have head_dim elements");
-        if (params.rope.k_norm && params.k_norm_size != shape.head_dim) refuse("k_norm", "must have head_dim elements");
-        for (int64_t t = 0; t < tokens; ++t) {
-            const int32_t position = batch.batch.positions[t];
-            if (position < 0 || position >= params.positions) refuse("positions", "beyond the rows of cos");
-        }
-        const py::gil_scoped_release release;
-        ops::rope_and_store(*self.context, in, params.rope, shape, batch.batch, out, kv.kv);
-    }, py::arg("context"), py::arg("qkv"), py::arg("params"), py::arg("shape"), py::arg("batch"), py::arg("q"),
-          py::arg("kv"));
+    m.def(
+        "rope_and_store",
+        [](PyContext& self, const py::array& qkv, const PyRope& params, const AttentionShape& shape,
+           const PyBatch& batch, const py::array& q, const PyKv& kv) {
+            const Matrix in = matrix_of(qkv, "qkv", false);
+            const Matrix out = matrix_of(q, "q", true);
+            const int64_t tokens = batch.batch.num_tokens;
+            check_dtype(in.dtype, "qkv", DType::f32);
+            const int64_t all_heads = shape.num_heads + 2 * static_cast<int64_t>(shape.num_kv_heads);
+            check_matrix(in, "qkv", tokens, all_heads * shape.head_dim);
+            check_matrix(out, "q", tokens, static_cast<int64_t>(shape.num_heads) * shape.head_dim);
+            check_kv(kv, shape);
+            check_slots(kv.kv, batch.batch);
+            if (params.half_dim != shape.rotary_dim / 2) refuse("cos", "must have rotary_dim / 2 columns");
+            if (params.rope.q_norm && params.q_norm_size != shape.head_dim)
+                refuse("q_norm", "must have head_dim elements");
+            if (params.rope.k_norm && params.k_norm_size != shape.head_dim)
+                refuse("k_norm", "must have head_dim elements");
+            for (int64_t t = 0; t < tokens; ++t) {
+                const int32_t position = batch.batch.positions[t];
+                if (position < 0 || position >= params.positions) refuse("positions", "beyond the rows of cos");
+            }
+            const py::gil_scoped_release release;
+            ops::rope_and_store(*self.context, in, params.rope, shape, batch.batch, out, kv.kv);
+        },
+        py::arg("context"), py::arg("qkv"), py::arg("params"), py::arg("shape"), py::arg("batch"), py::arg("q"),
+        py::arg("kv"));
 }
 
 void bind_attention(py::module_& m) {
-    m.def("kv_block_bytes", [](const std::string& dtype, int32_t block_size, const AttentionShape& shape) {
-        return ops::kv_block_bytes(dtype_of_name(dtype), block_size, shape);
-    }, py::arg("dtype"), py::arg("block_size"), py::arg("shape"));
-    m.def("attention", [](PyContext& self, const py::array& q, const PyKv& kv, const AttentionShape& shape,
-                          const PyBatch& batch, const py::array& out) {
-        const Matrix in = matrix_of(q, "q", false);
-        const Matrix result = matrix_of(out, "out", true);
-        const int64_t width = static_cast<int64_t>(shape.num_heads) * shape.head_dim;
-        check_matrix(in, "q", batch.batch.num_tokens, width);
-        check_matrix(result, "out", batch.batch.num_tokens, width);
-        check_kv(kv, shape);
-        check_tables(kv.kv, batch.batch);
-        const py::gil_scoped_release release;
-        ops::attention(*self.context, in, kv.kv, shape, batch.batch, result);
-    }, py::arg("context"), py::arg("q"), py::arg("kv"), py::arg("shape"), py::arg("batch"), py::arg("out"));
+    m.def(
+        "kv_block_bytes",
+        [](const std::string& dtype, int32_t block_size, const AttentionShape& shape) {
+            return ops::kv_block_bytes(dtype_of_name(dtype), block_size, shape);
+        },
+        py::arg("dtype"), py::arg("block_size"), py::arg("shape"));
+    m.def(
+        "attention",
+        [](PyContext& self, const py::array& q, const PyKv& kv, const AttentionShape& shape, const PyBatch& batch,
+           const py::array& out) {
+            const Matrix in = matrix_of(q, "q", false);
+            const Matrix result = matrix_of(out, "out", true);
+            const int64_t width = static_cast<int64_t>(shape.num_heads) * shape.head_dim;
+            check_matrix(in, "q", batch.batch.num_tokens, width);
+            check_matrix(result, "out", batch.batch.num_tokens, width);
+            check_kv(kv, shape);
+            check_tables(kv.kv, batch.batch);
+            const py::gil_scoped_release release;
+            ops::attention(*self.context, in, kv.kv, shape, batch.batch, result);
+        },
+        py::arg("context"), py::arg("q"), py::arg("kv"), py::arg("shape"), py::arg("batch"), py::arg("out"));
 }
 
 void bind_sample(py::module_& m) {
-    m.def("sample", [](PyContext& self, const py::array& logits, const PySamplingRows& rows, const py::array& token_ids,
-                       const py::array& logprobs, const py::array& top_ids, const py::array& top_logprobs) {
-        const Matrix lm = matrix_of(logits, "logits", true);
-        const int64_t n = rows.rows.num_rows;
-        check_dtype(lm.dtype, "logits", DType::f32);
-        check_matrix(lm, "logits", n, lm.cols);
-        if (rows.rows.allow_mask && rows.kept.back().size() != n * ((lm.cols + 31) / 32)) {
-            refuse("allow_mask", "must have ceil(vocab / 32) words per row");
-        }
-        for (int64_t r = 0; r < n; ++r) {
-            if (rows.rows.target[r] >= lm.cols) refuse("target", "beyond the vocabulary");
-        }
-        if (top_ids.ndim() != 2 || top_ids.shape(0) != n) refuse("top_ids", "shape must be (rows, top_width)");
-        const int32_t width = static_cast<int32_t>(top_ids.shape(1));
-        const SampledRows out{data_of<int32_t>(token_ids, "token_ids", n, true),
-                              data_of<float>(logprobs, "logprobs", n, true),
-                              data_of<int32_t>(top_ids, "top_ids", -1, true),
-                              data_of<float>(top_logprobs, "top_logprobs", n * width, true), width};
-        const py::gil_scoped_release release;
-        ops::sample(*self.context, lm, rows.rows, out);
-    }, py::arg("context"), py::arg("logits"), py::arg("rows"), py::arg("token_ids"), py::arg("logprobs"),
-          py::arg("top_ids"), py::arg("top_logprobs"), "Overwrites logits; results go to the four arrays given.");
+    m.def(
+        "sample",
+        [](PyContext& self, const py::array& logits, const PySamplingRows& rows, const py::array& token_ids,
+           const py::array& logprobs, const py::array& top_ids, const py::array& top_logprobs) {
+            const Matrix lm = matrix_of(logits, "logits", true);
+            const int64_t n = rows.rows.num_rows;
+            check_dtype(lm.dtype, "logits", DType::f32);
+            check_matrix(lm, "logits", n, lm.cols);
+            if (rows.rows.allow_mask && rows.kept.back().size() != n * ((lm.cols + 31) / 32)) {
+                refuse("allow_mask", "must have ceil(vocab / 32) words per row");
+            }
+            for (int64_t r = 0; r < n; ++r) {
+                if (rows.rows.target[r] >= lm.cols) refuse("target", "beyond the vocabulary");
+            }
+            if (top_ids.ndim() != 2 || top_ids.shape(0) != n) refuse("top_ids", "shape must be (rows, top_width)");
+            const int32_t width = static_cast<int32_t>(top_ids.shape(1));
+            const SampledRows out{data_of<int32_t>(token_ids, "token_ids", n, true),
+                                  data_of<float>(logprobs, "logprobs", n, true),
+                                  data_of<int32_t>(top_ids, "top_ids", -1, true),
+                                  data_of<float>(top_logprobs, "top_logprobs", n * width, true), width};
+            const py::gil_scoped_release release;
+            ops::sample(*self.context, lm, rows.rows, out);
+        },
+        py::arg("context"), py::arg("logits"), py::arg("rows"), py::arg("token_ids"), py::arg("logprobs"),
+        py::arg("top_ids"), py::arg("top_logprobs"), "Overwrites logits; results go to the four arrays given.");
 }
 
 }  // namespace

@@ -18,10 +18,9 @@ constexpr PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0, uint32_t
     for (int round = 0; round < kPhiloxRounds; ++round) {
         const uint64_t product0 = uint64_t{kPhiloxM0} * counter.w[0];
         const uint64_t product1 = uint64_t{kPhiloxM1} * counter.w[2];
-        counter = PhiloxWords{{static_cast<uint32_t>(product1 >> 32) ^ counter.w[1] ^ key0,
-                               static_cast<uint32_t>(product1),
-                               static_cast<uint32_t>(product0 >> 32) ^ counter.w[3] ^ key1,
-                               static_cast<uint32_t>(product0)}};
+        counter =
+            PhiloxWords{{static_cast<uint32_t>(product1 >> 32) ^ counter.w[1] ^ key0, static_cast<uint32_t>(product1),
+                         static_cast<uint32_t>(product0 >> 32) ^ counter.w[3] ^ key1, static_cast<uint32_t>(product0)}};
         key0 += kPhiloxW0;
         key1 += kPhiloxW1;
     }

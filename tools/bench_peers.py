@@ -13,27 +13,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peers.limits import (
-    Ceilings,
-    Limit,
-    common_prefix,
-    decode_limit,
-    goals_of,
-    lowest_ratio,
-    paired_ratio,
-    prefill_limit,
-    sizes_of,
+from peers.limits import Ceilings
+from peers.machine import OthersLoad, built_ceilings, measured_ceilings
+from peers.report import (
+    DECODE_PROMPT_TOKENS,
+    PREFILL_TOKENS,
+    Peer,
+    Plan,
+    Report,
+    as_json,
+    limits_of,
+    rate_of,
 )
 
 TOOLS = Path(__file__).resolve().parent
@@ -45,10 +43,8 @@ INSTALL = {
 }
 NOT_RUN = {"vllm": "not run: its CPU build installs 3.4 GB and has no adaptor here"}
 BATCHES = (1, 4, 8, 16, 32)
-PREFILL_TOKENS = 512
-DECODE_PROMPT_TOKENS = 128
 TEXT = (
-    "The harbour lay still before the storm. On the quay a man mended nets and counted the boats that were not yet back: "
+    "The harbour lay still before the storm. On the quay a man mended nets and counted the boats that were not back: "
     "four, then three, then two. His daughter held the lamp. She asked how far a light can be seen over water, and he "
     "said that it depends on who is looking. In 1907, when he was a boy, a ship had found the bay by nothing but the "
     "sound of a bell, struck every half minute through the night. They kept the bell in the church now; it weighed "
@@ -69,7 +65,7 @@ class Worker:
 
     def __init__(self, name: str, python: str, threads: int) -> None:
         self.name = name
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (closed by close)
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         try:
             self._process = subprocess.Popen(
@@ -91,7 +87,8 @@ class Worker:
 
     def ask(self, do: str, **values: Any) -> dict[str, Any]:
         """Raises PeerFailed."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **values}) + "\n")
             self._process.stdin.flush()
@@ -114,41 +111,13 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()
         self._process.stdout.close()
         self._log.close()
-
-
-@dataclass
-class Peer:
-    """What is known of one engine. `rates` are tokens/s by figure and round; `problem` is why there are none."""
-
-    name: str
-    problem: str | None = None
-    version: str = ""
-    load_s: float = 0.0
-    peak_bytes: int = 0
-    installed_bytes: int = 0
-    tokens: list[int] = field(default_factory=list)
-    rates: dict[str, list[float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is measured: batch sizes, steps of a decode run, rounds, threads."""
-
-    batches: tuple[int, ...]
-    steps: int
-    rounds: int
-    threads: int
-
-    @property
-    def figures(self) -> tuple[str, ...]:
-        """Names of the figures, in the order of a round."""
-        return ("prefill", *(f"decode {batch}" for batch in self.batches))
 
 
 class Prompts:
@@ -170,92 +139,6 @@ class Prompts:
         batch = int(figure.split()[1])
         prompts = [self.one(DECODE_PROMPT_TOKENS, s + round_number) for s in range(batch)]
         return {"do": "decode", "prompts": prompts, "steps": steps}
-
-
-def rate_of(figure: str, steps: int, seconds: float) -> float:
-    """Tokens/s of one run."""
-    return (PREFILL_TOKENS if figure == "prefill" else int(figure.split()[1]) * steps) / seconds
-
-
-# The machine ----------------------------------------------------------------------------------------------------------
-
-
-def built_ceilings(folder: Path) -> Path:
-    """The compiled program of tools/ceilings.cpp. Raises PeerFailed if there is no compiler."""
-    compiler = os.environ.get("CXX") or next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
-    if compiler is None:
-        raise PeerFailed("no C++ compiler found: the machine's ceilings cannot be measured")
-    program = folder / "ceilings"
-    options = ["-O3", "-std=gnu++17", "-march=native", "-pthread"]
-    subprocess.run([compiler, *options, str(TOOLS / "ceilings.cpp"), "-o", str(program)], check=True)
-    return program
-
-
-def measured_ceilings(program: Path, threads: int) -> Ceilings:
-    """One run of the program."""
-    output = subprocess.run([str(program), str(threads)], check=True, capture_output=True, text=True).stdout
-    values = json.loads(output)
-    return Ceilings(values["read_gb_s"], values["bf16_dot_gflop_s"] or values["fp32_gflop_s"], values["fp32_gflop_s"])
-
-
-def busy_seconds() -> float | None:
-    """CPU time that all processes have used, and that a hypervisor took; None where it cannot be read."""
-    try:
-        user, nice, system, _, _, interrupts, soft, stolen = map(
-            int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-        )
-    except (OSError, ValueError):
-        return None
-    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
-
-
-def process_seconds(pid: int) -> float:
-    """CPU time of one process (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-class OthersLoad:
-    """Share of the processors that others than the worker used while it was measured."""
-
-    def __init__(self) -> None:
-        self.shares: list[float] = []
-
-    def measured(self, worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer of a worker; the load meanwhile is noted."""
-        begin, busy = time.perf_counter(), busy_seconds()
-        own = process_seconds(worker.pid) if busy is not None else 0.0
-        answer = worker.ask(**request)
-        if busy is not None:
-            wall = time.perf_counter() - begin
-            others = (busy_seconds() or 0.0) - busy - (process_seconds(worker.pid) - own)
-            self.shares.append(max(0.0, others) / wall / (os.cpu_count() or 1))
-        return answer
-
-    @property
-    def median(self) -> float | None:
-        """None where it cannot be read."""
-        return statistics.median(self.shares) if self.shares else None
-
-
-# The run --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Report:
-    """Everything a run gave."""
-
-    model: str
-    plan: Plan
-    peers: list[Peer]
-    ceilings: list[Ceilings]
-    limits: dict[str, list[Limit]]
-    others_load: float | None
-
-    @property
-    def rates(self) -> dict[str, dict[str, list[float]]]:
-        """Tokens/s by peer, figure and round, of those that were measured."""
-        return {peer.name: peer.rates for peer in self.peers if peer.problem is None}
 
 
 def prepared_ggufs(folder: Path, is_known_model: bool) -> dict[str, str | None]:
@@ -301,7 +184,9 @@ def turns(workers: list[Worker], plan: Plan) -> Iterator[tuple[int, str, list[Wo
             yield round_number, figure, workers[first:] + workers[:first]
 
 
-def measure(plan: Plan, peers: list[Peer], workers: dict[str, Worker], prompts: Prompts, program: Path) -> Any:
+def measure(
+    plan: Plan, peers: list[Peer], workers: dict[str, Worker], prompts: Prompts, program: Path
+) -> tuple[list[Ceilings], float | None]:
     """Fill `peers` with rates; returns the ceilings of each round and others' load."""
     ceilings: list[Ceilings] = []
     load = OthersLoad()
@@ -315,7 +200,8 @@ def measure(plan: Plan, peers: list[Peer], workers: dict[str, Worker], prompts: 
             if peer.problem is not None:
                 continue
             try:
-                answer = load.measured(worker, prompts.request(figure, plan.steps, round_number))
+                request = prompts.request(figure, plan.steps, round_number)
+                answer = load.during(worker.pid, partial(worker.ask, **request))
             except PeerFailed as failure:
                 peer.problem = f"failed in {figure}: {failure}"
                 continue
@@ -323,16 +209,6 @@ def measure(plan: Plan, peers: list[Peer], workers: dict[str, Worker], prompts: 
             if figure == f"decode {plan.batches[0]}" and round_number == 0:
                 peer.tokens = answer["tokens"]
     return ceilings, load.median
-
-
-def limits_of(config: dict[str, Any], plan: Plan, ceilings: list[Ceilings]) -> dict[str, list[Limit]]:
-    """Limit of each figure in each round."""
-    sizes = sizes_of(config)
-    limits = {"prefill": [prefill_limit(sizes, PREFILL_TOKENS, c) for c in ceilings]}
-    context = DECODE_PROMPT_TOKENS + plan.steps / 2
-    for batch in plan.batches:
-        limits[f"decode {batch}"] = [decode_limit(sizes, batch, context, c) for c in ceilings]
-    return limits
 
 
 def run(model: str, plan: Plan, names: list[str], pythons: dict[str, str]) -> Report:
@@ -372,109 +248,6 @@ def run(model: str, plan: Plan, names: list[str], pythons: dict[str, str]) -> Re
     return Report(resolved.name, plan, peers, ceilings, limits_of(config, plan, ceilings), others)
 
 
-# What is shown --------------------------------------------------------------------------------------------------------
-
-
-def as_json(report: Report) -> dict[str, Any]:
-    """The whole report as plain values."""
-    return {
-        "model": report.model,
-        "dtype": "bfloat16",
-        "prefill_tokens": PREFILL_TOKENS,
-        "decode_prompt_tokens": DECODE_PROMPT_TOKENS,
-        **asdict(report.plan),
-        "ceilings": [asdict(c) for c in report.ceilings],
-        "others_load": report.others_load,
-        "limits_tokens_per_s": {figure: [asdict(x) for x in limits] for figure, limits in report.limits.items()},
-        "peers": [asdict(peer) for peer in report.peers],
-        "ratios": {
-            peer.name: {f: paired_ratio(report.rates["pyengine"][f], peer.rates[f]) for f in report.plan.figures}
-            for peer in report.peers
-            if peer.problem is None and "pyengine" in report.rates
-        },
-        "goals": [
-            {"goal": goal.text, "peer": goal.peer or "best", "factor": goal.factor, "ratio": ratio}
-            for goal in goals_of(report.plan.batches)
-            for ratio in [lowest_ratio(goal, report.rates)]
-        ],
-    }
-
-
-def show(report: Report) -> None:
-    """Tables on standard output."""
-    from rich.console import Console
-    from rich.table import Table
-
-    plan, ours = report.plan, next((p for p in report.peers if p.name == "pyengine"), None)
-    # A table in a file or a pipe is meant to be kept whole.
-    console = Console(width=None if sys.stdout.isatty() else 150)
-
-    def table(title: str, *columns: str) -> Table:
-        made = Table(title=title, title_justify="left")
-        for n, column in enumerate(columns):
-            made.add_column(column, justify="right" if n else "left")
-        return made
-
-    title = (
-        f"{report.model}, bfloat16, {plan.threads} threads: tokens/s, median of {plan.rounds} rounds "
-        f"(prompt {PREFILL_TOKENS}; decode {DECODE_PROMPT_TOKENS} + {plan.steps})"
-    )
-    speeds = table(title, "", *plan.figures, "load s", "peak MB", "installed MB", "same tokens")
-    for peer in report.peers:
-        if peer.problem is not None:
-            speeds.add_row(peer.name, *(["-"] * (len(plan.figures) + 4)))
-            continue
-        same = "" if ours is None or ours is peer else f"{common_prefix(ours.tokens, peer.tokens)}/{len(peer.tokens)}"
-        cells = [f"{statistics.median(peer.rates[f]):,.0f}" for f in plan.figures]
-        sizes = [f"{peer.peak_bytes / 1e6:,.0f}", f"{peer.installed_bytes / 1e6:,.0f}"]
-        speeds.add_row(peer.name, *cells, f"{peer.load_s:.1f}", *sizes, same)
-    for name, part in (("limit, overlapped", "overlapped"), ("limit, not overlapped", "serial")):
-        cells = [f"{statistics.median(getattr(x, part) for x in report.limits[f]):,.0f}" for f in plan.figures]
-        speeds.add_row(name, *cells, "", "", "", "", style="dim")
-    console.print(speeds)
-    for peer in report.peers:
-        note = peer.problem or peer.version
-        console.print(
-            f"  {peer.name}: {note}", style="yellow" if peer.problem else "dim", highlight=False, soft_wrap=True
-        )
-
-    parts = table("Part of the overlapped limit", "", *plan.figures)
-    for name, rates in report.rates.items():
-        pairs = {f: zip(rates[f], report.limits[f], strict=True) for f in plan.figures}
-        parts.add_row(name, *(f"{statistics.median(r / x.overlapped for r, x in pairs[f]):.0%}" for f in plan.figures))
-    console.print(parts)
-
-    if "pyengine" in report.rates:
-        ratios = table("pyengine's speed / the peer's (median of the ratios of each round)", "", *plan.figures)
-        for name, rates in report.rates.items():
-            if name != "pyengine":
-                values = [paired_ratio(report.rates["pyengine"][f], rates[f]) for f in plan.figures]
-                ratios.add_row(name, *(f"{value:.2f}" for value in values))
-        console.print(ratios)
-        show_goals(report, table("Goals", "", "against", "wanted", "reached", ""), console)
-    show_machine(report, console)
-
-
-def show_goals(report: Report, goals: Any, console: Any) -> None:
-    """The goals and what was reached, lowest ratio of each."""
-    for goal in goals_of(report.plan.batches):
-        ratio = lowest_ratio(goal, report.rates)
-        reached = ("-", "not measured") if ratio is None else (f"{ratio:.2f}", "yes" if ratio >= goal.factor else "no")
-        goals.add_row(goal.text, goal.peer or "best peer", f"{goal.factor:.1f}", *reached)
-    console.print(goals)
-
-
-def show_machine(report: Report, console: Any) -> None:
-    """The ceilings of each round and how busy others were."""
-    for n, c in enumerate(report.ceilings, 1):
-        text = f"round {n}: read {c.read_gb_s:.0f} GB/s, dot products {c.dot_gflop_s:,.0f}, fp32 {c.fp32_gflop_s:,.0f} GFLOP/s"
-        console.print(text, style="dim", highlight=False)
-    if report.others_load is not None:
-        console.print(
-            f"others' share of the processors, median: {report.others_load:.0%}", style="dim", highlight=False
-        )
-
-
 def parsed_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -507,12 +280,15 @@ def parsed_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
+    """Measure and print."""
     options = parsed_arguments()
     plan = Plan(options.batches, 64 if options.quick else 128, options.rounds, options.threads)
     report = run(options.model, plan, options.peers, options.python)
     if options.json:
         print(json.dumps(as_json(report), indent=1))
     else:
+        from peers.tables import show
+
         show(report)
     return 0
 

@@ -3,8 +3,8 @@
 //
 //     c++ -O3 -std=gnu++17 -march=native -pthread tools/ceilings.cpp -o ceilings && ./ceilings THREADS
 //
-// Prints one JSON object, the best of a few short repetitions (what disturbs a ceiling can only lower it). bf16_dot_gflop_s is null where the processor has no such
-// instruction.
+// Prints one JSON object, the best of a few short repetitions (what disturbs a ceiling can only lower it).
+// bf16_dot_gflop_s is null where the processor has no such instruction.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -90,7 +90,8 @@ double read_gigabytes_per_second(int num_threads) {
 #if defined(__linux__)
     madvise(data, kReadBytes, MADV_HUGEPAGE);
 #endif
-    wall_seconds(num_threads, [&](int t) { std::fill(data + t * share, data + (t + 1) * share, static_cast<char>(t)); });
+    wall_seconds(num_threads,
+                 [&](int t) { std::fill(data + t * share, data + (t + 1) * share, static_cast<char>(t)); });
     const double seconds =
         best_seconds(num_threads, [&](int t) { read_all(data + t * share, data + (t + 1) * share); });
     std::free(data);
@@ -143,7 +144,7 @@ int main(int argc, char** argv) {
 #if defined(__AVX512BF16__)
     bf16 = std::to_string(flops_per_second(num_threads, 64.0 * kChains, bf16_dot_chains));
 #endif
-    std::printf("{\"threads\": %d, \"read_gb_s\": %.2f, \"fp32_gflop_s\": %.1f, \"bf16_dot_gflop_s\": %s}\n", num_threads,
-                bandwidth, fp32, bf16.c_str());
+    std::printf("{\"threads\": %d, \"read_gb_s\": %.2f, \"fp32_gflop_s\": %.1f, \"bf16_dot_gflop_s\": %s}\n",
+                num_threads, bandwidth, fp32, bf16.c_str());
     return 0;
 }

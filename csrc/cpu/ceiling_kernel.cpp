@@ -40,9 +40,7 @@ float multiply(DType dtype, int64_t rounds, float seed) {
                                                : multiply_chains<false>(rounds, seed);
 }
 
-int64_t multiply_round_flops(DType dtype) {
-    return kChains * kLanes * (kHasDotBf16 && dtype == DType::bf16 ? 4 : 2);
-}
+int64_t multiply_round_flops(DType dtype) { return kChains * kLanes * (kHasDotBf16 && dtype == DType::bf16 ? 4 : 2); }
 
 int32_t read(const void* data, int64_t bytes) {
     const char* const p = static_cast<const char*>(data);

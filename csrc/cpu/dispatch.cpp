@@ -37,11 +37,16 @@ bool is_supported(Isa isa) {
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     switch (isa) {
-        case Isa::base: return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
-        case Isa::avx2: return avx2;
-        case Isa::avx512: return avx512;
-        case Isa::avx512bf16: return avx512 && __builtin_cpu_supports("avx512bf16");
-        default: return false;
+        case Isa::base:
+            return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
+        case Isa::avx2:
+            return avx2;
+        case Isa::avx512:
+            return avx512;
+        case Isa::avx512bf16:
+            return avx512 && __builtin_cpu_supports("avx512bf16");
+        default:
+            return false;
     }
 #elif defined(__aarch64__)
     return isa == Isa::neon;
@@ -78,9 +83,9 @@ Isa choose_isa(const char* wanted) {
         const Isa isa = static_cast<Isa>(i);
         if (std::strcmp(wanted, name_of(isa)) == 0 && is_supported(isa)) return isa;
     }
-    throw std::invalid_argument(std::string(from_environment ? "PYENGINE_CPU_ISA" : "isa") + ": \"" + wanted +
-                                "\" is not an instruction set of this build and machine; there are: " +
-                                supported_names());
+    throw std::invalid_argument(
+        std::string(from_environment ? "PYENGINE_CPU_ISA" : "isa") + ": \"" + wanted +
+        "\" is not an instruction set of this build and machine; there are: " + supported_names());
 }
 
 }  // namespace pyengine::cpu

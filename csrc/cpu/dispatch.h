@@ -26,25 +26,41 @@ Isa choose_isa(const char* wanted);
 // declares `extern const XKernels x_kernels;` in the namespace of each set and `const XKernels& select_x_kernels(Isa)`.
 // X_kernel.cpp defines it once per set, inside namespace pyengine::cpu::PYENGINE_ISA.
 #if defined(__x86_64__)
-#define PYENGINE_DECLARE_KERNELS(Type, name)                             \
-    namespace base { extern const Type name; }                           \
-    namespace avx2 { extern const Type name; }                           \
-    namespace avx512 { extern const Type name; }                         \
-    namespace avx512bf16 { extern const Type name; }                     \
-    [[maybe_unused]] static inline const Type& select_##name(Isa isa) {  \
-        switch (isa) {                                                   \
-            case Isa::avx2: return avx2::name;                           \
-            case Isa::avx512: return avx512::name;                       \
-            case Isa::avx512bf16: return avx512bf16::name;               \
-            default: return base::name;                                  \
-        }                                                                \
+#define PYENGINE_DECLARE_KERNELS(Type, name)                            \
+    namespace base {                                                    \
+    extern const Type name;                                             \
+    }                                                                   \
+    namespace avx2 {                                                    \
+    extern const Type name;                                             \
+    }                                                                   \
+    namespace avx512 {                                                  \
+    extern const Type name;                                             \
+    }                                                                   \
+    namespace avx512bf16 {                                              \
+    extern const Type name;                                             \
+    }                                                                   \
+    [[maybe_unused]] static inline const Type& select_##name(Isa isa) { \
+        switch (isa) {                                                  \
+            case Isa::avx2:                                             \
+                return avx2::name;                                      \
+            case Isa::avx512:                                           \
+                return avx512::name;                                    \
+            case Isa::avx512bf16:                                       \
+                return avx512bf16::name;                                \
+            default:                                                    \
+                return base::name;                                      \
+        }                                                               \
     }
 #elif defined(__aarch64__)
 #define PYENGINE_DECLARE_KERNELS(Type, name) \
-    namespace neon { extern const Type name; } \
+    namespace neon {                         \
+    extern const Type name;                  \
+    }                                        \
     [[maybe_unused]] static inline const Type& select_##name(Isa) { return neon::name; }
 #else
 #define PYENGINE_DECLARE_KERNELS(Type, name) \
-    namespace base { extern const Type name; } \
+    namespace base {                         \
+    extern const Type name;                  \
+    }                                        \
     [[maybe_unused]] static inline const Type& select_##name(Isa) { return base::name; }
 #endif

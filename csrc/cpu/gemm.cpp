@@ -83,7 +83,7 @@ namespace {
 // Gives each thread neighbouring pieces as long as it keeps pace, since a tile prefetches the panel after its own, and
 // lets a thread that is done early take what another has left.
 class PieceChooser {
-   public:
+public:
     PieceChooser(int64_t pieces, int num_threads) : pieces_(pieces), num_threads_(num_threads) {}
 
     // A piece nobody has had; called `pieces` times in all, `turn` is the number of the call.
@@ -100,7 +100,7 @@ class PieceChooser {
         }
     }
 
-   private:
+private:
     const int64_t pieces_;
     const int num_threads_;
     std::atomic<uint64_t> taken_{0};

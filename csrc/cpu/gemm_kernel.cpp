@@ -69,7 +69,7 @@ struct Tile {
     bool odd_end;      // one more element of k after them (only steps of two have it)
     float* y;
     int64_t y_stride;
-    bool resume;  // y holds the sums of the blocks before
+    bool resume;        // y holds the sums of the blocks before
     const float* bias;  // added after the last block, else null
     const char* ahead;  // prefetched while the tile runs, one line a step, unless it streams
 };

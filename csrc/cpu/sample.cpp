@@ -234,8 +234,11 @@ struct RowResult {
     int32_t top_width;
 
     RowResult(const SampledRows& out, int64_t r)
-        : token_id(out.token_ids + r), logprob(out.logprobs + r), top_ids(out.top_ids + r * out.top_width),
-          top_logprobs(out.top_logprobs + r * out.top_width), top_width(out.top_width) {}
+        : token_id(out.token_ids + r),
+          logprob(out.logprobs + r),
+          top_ids(out.top_ids + r * out.top_width),
+          top_logprobs(out.top_logprobs + r * out.top_width),
+          top_width(out.top_width) {}
 
     void fail() const {
         *token_id = -1;

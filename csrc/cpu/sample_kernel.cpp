@@ -86,7 +86,7 @@ PYENGINE_INLINE Weights weights_of(Vec z) {
     const Vec whole = __builtin_convertvector(n, Vec);
     const Vec r = (z - whole * kLn2High) - whole * kLn2Low;
     const Vec power = ((r * r) * polynomial(r, kExp) + r) + 1.0f;
-    const WVec mantissa = (WVec)__builtin_convertvector(power * 0x1p24f, IVec);
+    const WVec mantissa = (WVec) __builtin_convertvector(power * 0x1p24f, IVec);
     const WVec shift = (WVec)-n;
     constexpr int kUp = kWeightBits - 24;
     return {((mantissa & 0xffffffffu) << kUp) >> (shift & 0xffffffffu), ((mantissa >> 32) << kUp) >> (shift >> 32)};

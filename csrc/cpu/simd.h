@@ -38,7 +38,7 @@ constexpr bool kHasDotBf16 = false;
 #endif
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
-typedef int32_t IVec __attribute__((vector_size(kLanes * 4)));   // also the result of comparing two Vec: 0 or -1
+typedef int32_t IVec __attribute__((vector_size(kLanes * 4)));  // also the result of comparing two Vec: 0 or -1
 typedef uint32_t UVec __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t HVec __attribute__((vector_size(kLanes * 2)));  // bf16 or f16 bits
 
@@ -106,9 +106,7 @@ PYENGINE_INLINE float fma(float a, float b, float c) {
 #endif
 }
 
-PYENGINE_INLINE Vec select(IVec mask, Vec yes, Vec no) {
-    return (Vec)((mask & (IVec)yes) | (~mask & (IVec)no));
-}
+PYENGINE_INLINE Vec select(IVec mask, Vec yes, Vec no) { return (Vec)((mask & (IVec)yes) | (~mask & (IVec)no)); }
 
 // The larger; b where either is NaN.
 PYENGINE_INLINE Vec max(Vec a, Vec b) {

@@ -71,7 +71,9 @@ void ThreadPool::run(int64_t num_items, int64_t grain, Call call, void* body) {
     ticket_.store(static_cast<uint64_t>(generation) << 32 | static_cast<uint64_t>(num_chunks));
     // Either a worker that goes to sleep sees the new ticket, or this sees the sleeper (both sequentially consistent).
     if (sleepers_.load() > 0) {
-        { const std::lock_guard<std::mutex> lock(bed_->mutex); }
+        {
+            const std::lock_guard<std::mutex> lock(bed_->mutex);
+        }
         bed_->wake.notify_all();
     }
     take_chunks(generation, 0);

@@ -21,7 +21,7 @@ namespace pyengine::cpu {
 int usable_processors();
 
 class ThreadPool {
-   public:
+public:
     explicit ThreadPool(int num_threads);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
@@ -41,9 +41,10 @@ class ThreadPool {
             return;
         }
         using Body = std::remove_reference_t<Fn>;
-        run(num_items, grain, [](void* body, int64_t begin, int64_t end, int thread) {
-            (*static_cast<Body*>(body))(begin, end, thread);
-        }, const_cast<void*>(static_cast<const void*>(&fn)));
+        run(
+            num_items, grain,
+            [](void* body, int64_t begin, int64_t end, int thread) { (*static_cast<Body*>(body))(begin, end, thread); },
+            const_cast<void*>(static_cast<const void*>(&fn)));
     }
 
     // Pieces of about equal size, `per_thread` for each thread: a good grain for items of equal cost.
@@ -52,7 +53,7 @@ class ThreadPool {
         return num_items <= pieces ? 1 : (num_items + pieces - 1) / pieces;
     }
 
-   private:
+private:
     using Call = void (*)(void* body, int64_t begin, int64_t end, int thread);
 
     void run(int64_t num_items, int64_t grain, Call call, void* body);

@@ -66,4 +66,4 @@ del context
 if child:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60, cwd=os.path.sep)

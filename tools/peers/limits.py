@@ -1,4 +1,4 @@
-"""The floor of time that a model and a machine set, and what runs are compared by: plain arithmetic, measures nothing."""
+"""The floor of time that a model and a machine set, and how runs are compared: arithmetic, measures nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the machine did at most, right before a round: bytes/s read, FLOP/s in dot products of bfloat16 (or fp32)."""
+    """What the machine did at most, right before a round; dot products of bfloat16, or fp32 where it has none."""
 
     read_gb_s: float
     dot_gflop_s: float

@@ -3,11 +3,11 @@
 `PYTHON worker.py ENGINE` reads requests from standard input and answers each with one line on standard output. Only the
 standard library and the engine itself are needed, so that every engine can live in an environment of its own.
 
-    {"do": "load", ...fields of Setup}                   -> {"seconds": import and load, "version": ...}
-    {"do": "prefill", "prompt": [ids]}                   -> {"seconds": until the first token, "tokens": [id]}
-    {"do": "decode", "prompts": [[ids], ...], "steps": N} -> {"seconds": of N steps of all sequences, prefill left out,
-                                                             "tokens": the first sequence's ids, first token included}
-    {"do": "resources"}                                  -> {"peak_bytes": ..., "installed_bytes": ..., "cpu_seconds": ...}
+    {"do": "load", ...Setup}                      {"seconds": import and load, "version": text}
+    {"do": "prefill", "prompt": ids}              {"seconds": until the first token, "tokens": [id]}
+    {"do": "decode", "prompts": [ids, ...],       {"seconds": of N steps of all sequences, prefill left out,
+     "steps": N}                                   "tokens": ids of the first sequence, its first token included}
+    {"do": "resources"}                           {"peak_bytes": n, "installed_bytes": n}
 
 An answer {"error": text, "missing": module or null} stands for a failure; `missing` names what is not installed.
 """
@@ -306,11 +306,11 @@ ENGINES: dict[str, Any] = {
 
 
 def version_of(distribution: str) -> str:
-    """Version of an installed distribution; "not installed" for a module that was found beside its sources."""
+    """Version of an installed distribution; "from its sources" if it runs without being installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return "from its sources"
 
 
 def peak_bytes() -> int:
@@ -342,12 +342,8 @@ def answer(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
         version = engine.load(Setup(**request))
         return {"seconds": time.perf_counter() - begin, "version": version}
     if what == "resources":
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return {
-            "peak_bytes": peak_bytes(),
-            "installed_bytes": installed_bytes(Path(sysconfig.get_paths()["purelib"])),
-            "cpu_seconds": used.ru_utime + used.ru_stime,
-        }
+        site = Path(sysconfig.get_paths()["purelib"])
+        return {"peak_bytes": peak_bytes(), "installed_bytes": installed_bytes(site)}
     seconds, tokens = {"prefill": engine.prefill, "decode": engine.decode}[what](**request)
     return {"seconds": seconds, "tokens": tokens}
 

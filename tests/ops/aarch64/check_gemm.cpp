@@ -94,8 +94,7 @@ bool check_shape(ops::Context& context, DType dtype, int64_t n, int64_t k) {
     if (!good) {
         std::printf("%s dtype %d n %d k %d: error %.2g of the bound, batches %s, embedding %s\n",
                     ops::describe(context), static_cast<int>(dtype), static_cast<int>(n), static_cast<int>(k), worst,
-                    same ? "same" : "DIFFER",
-                    exact ? "exact" : "WRONG");
+                    same ? "same" : "DIFFER", exact ? "exact" : "WRONG");
     }
     return good;
 }

@@ -27,10 +27,14 @@ float logit(int vocab, int row, int token) {
     const uint32_t word = random_word(static_cast<uint32_t>(vocab), static_cast<uint32_t>(row * vocab + token));
     const float value = static_cast<float>(word >> 8) * 0x1p-24f;
     switch (row % 4) {
-        case 0: return value * value * value * 20.0f;
-        case 1: return std::floor(value * 16.0f);
-        case 2: return word & 1 ? value * 8.0f : -INFINITY;
-        default: return value;
+        case 0:
+            return value * value * value * 20.0f;
+        case 1:
+            return std::floor(value * 16.0f);
+        case 2:
+            return word & 1 ? value * 8.0f : -INFINITY;
+        default:
+            return value;
     }
 }
 
@@ -55,9 +59,10 @@ uint64_t sample_grid(ops::Context& context, int vocab) {
         if (r % 2) bias_ids.push_back(r % vocab), bias_values.push_back(3.0f);
         bias_start[r + 1] = static_cast<int32_t>(bias_ids.size());
     }
-    const SamplingRows rows{kRows, temperature.data(), top_k.data(), top_p.data(), min_p.data(), repetition.data(),
-                            presence.data(), frequency.data(), seed.data(), position.data(), target.data(),
-                            num_logprobs.data(), start.data(), ids.data(), counts.data(), bias_start.data(),
+    const SamplingRows rows{kRows,           temperature.data(), top_k.data(),    top_p.data(),
+                            min_p.data(),    repetition.data(),  presence.data(), frequency.data(),
+                            seed.data(),     position.data(),    target.data(),   num_logprobs.data(),
+                            start.data(),    ids.data(),         counts.data(),   bias_start.data(),
                             bias_ids.data(), bias_values.data(), nullptr};
     const SampledRows out{token_ids.data(), logprobs.data(), top_ids.data(), top_logprobs.data(), 8};
     ops::sample(context, Matrix{logits.data(), DType::f32, kRows, vocab, vocab}, rows, out);
