@@ -121,6 +121,9 @@ class Engine:
         self._failure: BaseException | None = None
         self._pending: list[StreamEvent] = []
         self._live: dict[str, _Submitted] = {}
+        # Ids of streams that were dropped. The garbage collector may run in the middle of anything, so it only leaves
+        # a note here; the next call from outside carries it out.
+        self._dropped: deque[str] = deque()
         self._next_id = 0
         _check_num_threads(num_threads)
         settings = SchedulerConfig(
@@ -173,7 +176,9 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether a request is waiting or running, or an event was not fetched yet."""
-        return bool(self._live) or bool(self._pending)
+        with self._lock:
+            self._abort_dropped()
+            return bool(self._live) or bool(self._pending)
 
     # Submit, step, abort ---------------------------------------------------------------------------------------------
 
@@ -323,6 +328,7 @@ class Engine:
     ) -> _Submitted:
         with self._lock:
             self._check_open()
+            self._abort_dropped()
             if params is not None and not isinstance(params, SamplingParams):
                 raise InvalidRequest(
                     f"params is a {type(params).__name__}; it must be a SamplingParams.", field="params", value=params
@@ -420,9 +426,14 @@ class Engine:
 
     # Inside: one step ------------------------------------------------------------------------------------------------
 
+    def _abort_dropped(self) -> None:
+        while self._dropped:
+            self.abort(self._dropped.popleft())
+
     def _advance(self) -> None:
         """One pass; its events go where each request wants them."""
         with self._lock:
+            self._abort_dropped()
             if not self._live:
                 return
             plan = self._scheduler.schedule()
@@ -653,7 +664,7 @@ class EventStream(Iterator[StreamEvent]):
 
     def __del__(self) -> None:
         if not self._submitted.is_finished:
-            self.close()
+            self._engine._dropped.append(self._submitted.request_id)
 
 
 def _logprobs(result: StepResult, r: int, num_logprobs: int) -> TokenLogprobs:

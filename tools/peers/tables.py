@@ -15,8 +15,6 @@ from peers.report import DECODE_PROMPT_TOKENS, PREFILL_TOKENS, Report
 
 def show(report: Report) -> None:
     """Tables on standard output."""
-    from rich.table import Table
-
     plan, ours = report.plan, next((p for p in report.peers if p.name == "pyengine"), None)
     # A table in a file or a pipe is meant to be kept whole.
     console = Console(width=None if sys.stdout.isatty() else 150)
