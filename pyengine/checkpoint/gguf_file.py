@@ -165,7 +165,7 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings: dict[str, Any] = {
-        "tokenizer_class": "GPT2Tokenizer",
+        "tokenizer_class": "PreTrainedTokenizerFast",
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": metadata["llama.context_length"],

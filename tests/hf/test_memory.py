@@ -28,7 +28,7 @@ print(json.dumps({
 
 
 @pytest.mark.network
-@pytest.mark.skipif(not os.environ.get("PYENGINE_NETWORK_TESTS"), reason="fetches a model: set PYENGINE_NETWORK_TESTS=1")
+@pytest.mark.skipif(not os.environ.get("PYENGINE_NETWORK_TESTS"), reason="set PYENGINE_NETWORK_TESTS=1 to fetch it")
 def test_peak_memory_is_at_most_a_quarter_more_than_the_weights_beside_the_kv_pool_and_150_mb() -> None:
     # Converting the model, where it is not in the cache yet, happens in a process of its own.
     resolve = "from pyengine.checkpoint import resolve_model; resolve_model('smollm2-135m-instruct')"
