@@ -179,6 +179,7 @@ private:
         const int32_t* contexts = section("context_lens", kContextLens, seqs);
         const int32_t* tables = section("block_tables", kBlockTables, seqs * width);
         const int32_t* positions = words_ + words_[kPositions];
+        const int32_t* slots = words_ + words_[kSlotMapping];
         for (int64_t s = 0; s < seqs; s++) {
             const int64_t query_len = query_start[s + 1] - query_start[s], context = contexts[s];
             count("context_lens", context, words_[kMaxContextLen]);
@@ -189,9 +190,15 @@ private:
                 if (tables[s * width + b] < 0 || tables[s * width + b] >= num_blocks_)
                     refuse("block_tables", "holds " + std::to_string(tables[s * width + b]) + "; the pool has " +
                                                std::to_string(num_blocks_) + " blocks.");
-            for (int64_t i = 0; i < query_len; i++)
-                if (positions[query_start[s] + i] != context - query_len + i)
+            for (int64_t i = 0; i < query_len; i++) {
+                const int64_t t = query_start[s] + i, position = context - query_len + i;
+                if (positions[t] != position)
                     refuse("positions", "are not the last ones of sequence " + std::to_string(s) + ".");
+                const int64_t block = tables[s * width + position / config_.block_size];
+                if (slots[t] != block * config_.block_size + position % config_.block_size)
+                    refuse("slot_mapping",
+                           "has a slot that the block table of sequence " + std::to_string(s) + " does not give.");
+            }
         }
     }
 

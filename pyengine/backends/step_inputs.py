@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
@@ -57,10 +56,7 @@ SECTIONS = (
     "bias_values",
     "allow_mask",
 )
-# What SamplingRow.words holds before the seed.
-SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-HEADER_INDEX = {name: index for index, name in enumerate(COUNTS + SECTIONS)}
-HEADER_WORDS = len(HEADER_INDEX)
+HEADER_WORDS = len(COUNTS) + len(SECTIONS)
 
 IntArray = npt.NDArray[np.int32]
 
@@ -104,52 +100,46 @@ class StepResult:
 
 
 class StepInputs:
-    """A staging buffer that is written anew each step; it grows when a step needs more and is never freed before."""
+    """A staging buffer that is written anew each step; it grows when a step needs more and is never freed before.
+
+    A step is collected in lists and converted once: for the few numbers of a decode step that costs a fraction of
+    what an array for each section would.
+    """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._words = np.zeros(1 << 14, np.int32)
         self._result = np.zeros(1 << 10, np.int32)
-        self._used = HEADER_WORDS
 
     def write(
         self, chunks: Sequence[SequenceChunk], rows: Sequence[LogitsRow], copies: Sequence[tuple[int, int]] = ()
     ) -> tuple[IntArray, IntArray]:
         """Lay out one step. Returns (staging, result) arrays to hand to the native step; valid until the next write."""
-        lengths = np.fromiter((len(c.token_ids) for c in chunks), np.int32, len(chunks))
-        starts = np.fromiter((c.start for c in chunks), np.int32, len(chunks))
-        num_tokens = int(lengths.sum())
-        width = max((len(c.block_table) for c in chunks), default=0)
+        batch = self._batch_sections(chunks)
+        sampling = _sampling_sections(rows)
+        sections = {
+            **batch,
+            "logits_rows": [r.token_index for r in rows],
+            "copies": list(chain.from_iterable(copies)),
+            **sampling,
+        }
         top_width = max((r.num_logprobs for r in rows), default=0)
-        top_width = max(top_width, 0)
-        num_penalties = sum(len(r.sampling.penalty_ids) for r in rows)
-        num_biases = sum(len(r.sampling.bias[0]) for r in rows)
-        words = 3 * num_tokens + len(chunks) * (2 + width) + 20 * len(rows) + 2 * len(copies)
-        self._reserve(words + 2 * num_penalties + 2 * num_biases + 4 * HEADER_WORDS, len(rows), top_width)
-        self._used = HEADER_WORDS
-
-        self._write_batch(chunks, lengths, starts, num_tokens, width)
-        self._put("logits_rows", [r.token_index for r in rows])
-        self._put("copies", list(chain.from_iterable(copies)))
-        self._write_sampling(rows)
-        header = self._words
         counts = {
             "magic": STEP_MAGIC,
-            "num_words": self._used,
-            "num_tokens": num_tokens,
+            "num_words": 0,
+            "num_tokens": len(batch["token_ids"]),
             "num_seqs": len(chunks),
-            "table_width": width,
-            "max_query_len": int(lengths.max(initial=0)),
-            "max_context_len": int((starts + lengths).max(initial=0)),
+            "table_width": len(batch["block_tables"]) // len(chunks) if chunks else 0,
+            "max_query_len": max((len(c.token_ids) for c in chunks), default=0),
+            "max_context_len": max(batch["context_lens"], default=0),
             "num_rows": len(rows),
             "num_copies": len(copies),
-            "num_penalties": num_penalties,
-            "num_biases": num_biases,
+            "num_penalties": len(sampling["penalty_ids"]),
+            "num_biases": len(sampling["bias_ids"]),
             "mask_words": 0,
-            "top_width": top_width,
+            "top_width": max(top_width, 0),
         }
-        header[: len(COUNTS)] = [counts[name] for name in COUNTS]
-        return self._words[: self._used], self._result[: len(rows) * (2 + 2 * top_width)]
+        return self._staged(counts, sections), self._result_of(len(rows), counts["top_width"])
 
     @staticmethod
     def read(result: IntArray, num_rows: int) -> StepResult:
@@ -159,61 +149,77 @@ class StepInputs:
         logprobs = result[num_rows : 2 * num_rows].view(np.float32)
         return StepResult(result[:num_rows], logprobs, top[0], top[1].view(np.float32))
 
-    def _reserve(self, words: int, num_rows: int, top_width: int) -> None:
-        if words > self._words.size:
-            self._words = np.zeros(2 * words, np.int32)
-        if num_rows * (2 + 2 * top_width) > self._result.size:
-            self._result = np.zeros(2 * num_rows * (2 + 2 * top_width), np.int32)
+    def _staged(self, counts: dict[str, int], sections: dict[str, list[int]]) -> IntArray:
+        body: list[int] = []
+        offsets = []
+        for name in SECTIONS:
+            if name == "seed" and (HEADER_WORDS + len(body)) % 2:
+                body.append(0)  # 64-bit seeds are aligned to 8 bytes
+            offsets.append(HEADER_WORDS + len(body))
+            body += sections[name]
+        num_words = counts["num_words"] = HEADER_WORDS + len(body)
+        if num_words > self._words.size:
+            self._words = np.zeros(2 * num_words, np.int32)
+        self._words[:num_words] = [*(counts[name] for name in COUNTS), *offsets, *body]
+        return self._words[:num_words]
 
-    def _section(self, name: str, length: int) -> IntArray:
-        begin = self._used
-        self._words[HEADER_INDEX[name]] = begin
-        self._used = begin + length
-        return self._words[begin : self._used]
+    def _result_of(self, num_rows: int, top_width: int) -> IntArray:
+        num_words = num_rows * (2 + 2 * top_width)
+        if num_words > self._result.size:
+            self._result = np.zeros(2 * num_words, np.int32)
+        return self._result[:num_words]
 
-    def _put(self, name: str, values: Any, dtype: Any = np.int32) -> None:
-        array = np.asarray(values, dtype).view(np.int32)
-        self._section(name, array.size)[:] = array.ravel()
+    def _batch_sections(self, chunks: Sequence[SequenceChunk]) -> dict[str, list[int]]:
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        query_start = [0]
+        context_lens: list[int] = []
+        tables: list[int] = []
+        width = max((len(c.block_table) for c in chunks), default=0)
+        for chunk in chunks:
+            end = chunk.start + len(chunk.token_ids)
+            token_ids += chunk.token_ids
+            positions += range(chunk.start, end)
+            self._add_slots(slots, chunk.block_table, chunk.start, end)
+            query_start.append(len(token_ids))
+            context_lens.append(end)
+            tables += chunk.block_table
+            tables += [0] * (width - len(chunk.block_table))
+        return {
+            "token_ids": token_ids,
+            "positions": positions,
+            "slot_mapping": slots,
+            "query_start": query_start,
+            "context_lens": context_lens,
+            "block_tables": tables,
+        }
 
-    def _put_columns(self, names: Sequence[str], table: IntArray) -> None:
-        """The columns of `table` [rows, names], one section each."""
-        for name, column in zip(names, np.ascontiguousarray(table.T), strict=True):
-            self._section(name, column.size)[:] = column
+    def _add_slots(self, slots: list[int], block_table: Sequence[int], start: int, end: int) -> None:
+        """Slots of the positions start .. end - 1: one run a block."""
+        size = self._block_size
+        for index in range(start // size, (end - 1) // size + 1):
+            shift = (block_table[index] - index) * size
+            slots += range(shift + max(start, index * size), shift + min(end, (index + 1) * size))
 
-    def _write_batch(
-        self, chunks: Sequence[SequenceChunk], lengths: IntArray, starts: IntArray, num_tokens: int, width: int
-    ) -> None:
-        query_start = np.zeros(len(chunks) + 1, np.int32)
-        np.cumsum(lengths, out=query_start[1:])
-        tables = np.zeros((len(chunks), max(width, 1)), np.int32)
-        for i, chunk in enumerate(chunks):
-            tables[i, : len(chunk.block_table)] = chunk.block_table
-        sequence = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
-        positions = np.arange(num_tokens, dtype=np.int32) - query_start[sequence] + starts[sequence]
-        blocks = tables[sequence, positions // self._block_size]
-        tokens = np.fromiter(chain.from_iterable(c.token_ids for c in chunks), np.int32, num_tokens)
-        self._put("token_ids", tokens)
-        self._put("positions", positions)
-        self._put("slot_mapping", blocks * self._block_size + positions % self._block_size)
-        self._put("query_start", query_start)
-        self._put("context_lens", starts + lengths)
-        self._put("block_tables", tables[:, :width])
 
-    def _write_sampling(self, rows: Sequence[LogitsRow]) -> None:
-        settings = np.array([r.sampling.words for r in rows], np.int32).reshape(len(rows), len(SETTINGS) + 2)
-        self._put_columns(SETTINGS, settings[:, :-2])
-        self._used += self._used % 2  # 64-bit seeds are aligned to 8 bytes
-        self._put("seed", settings[:, -2:])
-        ways = np.array([(r.position, r.target, r.num_logprobs) for r in rows], np.int32).reshape(len(rows), 3)
-        self._put_columns(("position", "target", "num_logprobs"), ways)
-        self._put_lists("penalty_start", [r.sampling.penalty_ids for r in rows])
-        self._put("penalty_ids", list(chain.from_iterable(r.sampling.penalty_ids for r in rows)))
-        self._put("penalty_counts", list(chain.from_iterable(r.sampling.penalty_counts for r in rows)))
-        biases = [r.sampling.bias for r in rows]
-        self._put_lists("bias_start", [ids for ids, _ in biases])
-        self._put("bias_ids", list(chain.from_iterable(ids for ids, _ in biases)))
-        self._put("bias_values", list(chain.from_iterable(values for _, values in biases)), np.float32)
-        self._put("allow_mask", [])
-
-    def _put_lists(self, name: str, lists: Sequence[Sequence[int]]) -> None:
-        self._put(name, np.concatenate([[0], np.cumsum([len(x) for x in lists], dtype=np.int64)]))
+def _sampling_sections(rows: Sequence[LogitsRow]) -> dict[str, list[int]]:
+    settings = [r.sampling.words for r in rows]
+    columns = [list(column) for column in zip(*settings, strict=True)] or [[] for _ in range(9)]
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    biases = [r.sampling.bias for r in rows]
+    bias_values = [value for _, values in biases for value in values]
+    return {
+        **dict(zip(names, columns[:7], strict=True)),
+        "seed": list(chain.from_iterable(words[7:] for words in settings)),
+        "position": [r.position for r in rows],
+        "target": [r.target for r in rows],
+        "num_logprobs": [r.num_logprobs for r in rows],
+        "penalty_start": list(accumulate((len(r.sampling.penalty_ids) for r in rows), initial=0)),
+        "penalty_ids": list(chain.from_iterable(r.sampling.penalty_ids for r in rows)),
+        "penalty_counts": list(chain.from_iterable(r.sampling.penalty_counts for r in rows)),
+        "bias_start": list(accumulate((len(ids) for ids, _ in biases), initial=0)),
+        "bias_ids": list(chain.from_iterable(ids for ids, _ in biases)),
+        "bias_values": np.array(bias_values, np.float32).view(np.int32).tolist() if bias_values else [],
+        "allow_mask": [],
+    }

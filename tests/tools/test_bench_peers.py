@@ -207,6 +207,16 @@ def test_tables_and_json_show_measured_and_missing_peers_alike(capsys: pytest.Ca
     assert {goal["goal"]: goal["ratio"] for goal in values["goals"]}["decode, every batch"] is None
 
 
+@pytest.mark.parametrize(("load", "warns"), [(0.02, False), (0.6, True)])
+def test_figures_from_a_busy_machine_carry_a_warning(
+    load: float, warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = measured_report(pyengine={f: [300.0, 310.0] for f in PLAN.figures})
+    made.others_load = load
+    tables.show(made)
+    assert ("repeat this when it is quiet" in capsys.readouterr().out) == warns
+
+
 @pytest.mark.parametrize(
     "arguments", [["--peers", "nobody"], ["--python", "llama.cpp"], ["--batches", "1,x"], ["--rounds", "0"]]
 )

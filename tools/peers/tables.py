@@ -12,6 +12,8 @@ from rich.table import Table
 from peers.limits import common_prefix, goals_of, lowest_ratio, paired_ratio
 from peers.report import DECODE_PROMPT_TOKENS, PREFILL_TOKENS, Report
 
+MOST_OTHERS_LOAD = 0.05
+
 
 def show(report: Report) -> None:
     """Tables on standard output."""
@@ -80,7 +82,10 @@ def show_machine(report: Report, console: Any) -> None:
     for n, c in enumerate(report.ceilings, 1):
         text = f"round {n}: read {c.read_gb_s:.0f} GB/s, dot products {c.dot_gflop_s:,.0f} GFLOP/s"
         console.print(text, style="dim", highlight=False)
-    if report.others_load is not None:
-        console.print(
-            f"others' share of the processors, median: {report.others_load:.0%}", style="dim", highlight=False
-        )
+    if report.others_load is None:
+        return
+    text = f"others' share of the processors, median: {report.others_load:.0%}"
+    if report.others_load <= MOST_OTHERS_LOAD:
+        console.print(text, style="dim", highlight=False)
+    else:
+        console.print(f"{text}. The machine was busy: repeat this when it is quiet.", style="yellow", highlight=False)
