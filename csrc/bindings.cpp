@@ -132,8 +132,9 @@ public:
         count("num_tokens", tokens, config_.limits.max_tokens);
         count("num_seqs", seqs, config_.limits.max_seqs);
         count("num_rows", rows, tokens);
+        count("top_width", words_[kTopWidth], kMaxTopWidth);
         count("max_context_len", words_[kMaxContextLen], config_.limits.max_context_len);
-        for (int32_t w : {kNumCopies, kTableWidth, kNumPenalties, kNumBiases, kMaskWords, kTopWidth, kMaxQueryLen})
+        for (int32_t w : {kNumCopies, kTableWidth, kNumPenalties, kNumBiases, kMaskWords, kMaxQueryLen})
             count("header", words_[w], size_);
         ids("token_ids", kTokenIds, tokens, config_.vocab_size);
         ids("positions", kPositions, tokens, config_.rope_positions);
@@ -164,6 +165,13 @@ private:
                 refuse(name, "holds " + std::to_string(values[i]) + " at index " + std::to_string(i) +
                                  "; it must be in 0 .. " + std::to_string(limit - 1) + ".");
         return values;
+    }
+
+    void reals(const char* name, StepWord word, int64_t length, float low, float high) const {
+        const float* values = reinterpret_cast<const float*>(section(name, word, length));
+        for (int64_t i = 0; i < length; i++)
+            if (!(values[i] >= low && values[i] <= high))
+                refuse(name, "holds " + std::to_string(values[i]) + " at index " + std::to_string(i) + ".");
     }
 
     void starts(const char* name, StepWord word, int64_t length, int64_t total) const {
@@ -203,9 +211,13 @@ private:
     }
 
     void check_sampling(int64_t rows) const {
-        for (StepWord w : {kTemperature, kTopK, kTopP, kMinP, kRepetitionPenalty, kPresencePenalty, kFrequencyPenalty,
-                           kPosition, kNumLogprobs})
-            section("sampling", w, rows);
+        for (StepWord w : {kTopK, kPosition, kNumLogprobs}) section("sampling", w, rows);
+        reals("temperature", kTemperature, rows, 0.0f, 1e9f);
+        reals("top_p", kTopP, rows, 0.0f, 1.0f);
+        reals("min_p", kMinP, rows, 0.0f, 1.0f);
+        reals("repetition_penalty", kRepetitionPenalty, rows, 1e-9f, 1e9f);
+        reals("presence_penalty", kPresencePenalty, rows, -1e9f, 1e9f);
+        reals("frequency_penalty", kFrequencyPenalty, rows, -1e9f, 1e9f);
         if (words_[kSeed] % 2) refuse("seed", "is not aligned to 8 bytes.");
         section("seed", kSeed, 2 * rows);
         const int32_t* targets = section("target", kTarget, rows);
@@ -213,7 +225,7 @@ private:
         for (int64_t r = 0; r < rows; r++) {
             if (targets[r] < -1 || targets[r] >= config_.vocab_size)
                 refuse("target", "is " + std::to_string(targets[r]) + ".");
-            count("num_logprobs", num_logprobs[r] + 1, int64_t{words_[kTopWidth]} + 1);
+            count("num_logprobs", int64_t{num_logprobs[r]} + 1, int64_t{words_[kTopWidth]} + 1);
         }
         starts("penalty_start", kPenaltyStart, rows, words_[kNumPenalties]);
         ids("penalty_ids", kPenaltyIds, words_[kNumPenalties], config_.vocab_size);

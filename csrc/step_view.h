@@ -58,6 +58,9 @@ enum StepWord : int32_t {
     kHeaderWords
 };
 
+// Most columns of top logprobs: bounds what a result may take, whatever the header says.
+constexpr int32_t kMaxTopWidth = 1024;
+
 // The result of a step is one buffer too: token ids [R], logprobs [R], top ids [R, W], top logprobs [R, W].
 constexpr int64_t result_words(int64_t rows, int64_t top_width) { return rows * (2 + 2 * top_width); }
 

@@ -48,18 +48,19 @@ class CompletionState:
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None, max_tokens: int) -> str:
         """Take the next token; sets finish_reason when it ends the completion. Returns the text that is now certain."""
-        self.token_ids.append(token_id)
-        if logprobs is not None:
-            self.logprobs.append(logprobs)
-            self.cumulative_logprob += logprobs.logprob
+        num_tokens = len(self.token_ids) + 1
         if self._ends_with(token_id):
             delta = self._flush()
         else:
-            delta = self._match(self._detokenizer.push([token_id]) if self._detokenizer else "")
-            if self.finish_reason is None and len(self.token_ids) >= max_tokens:
+            delta = self._match(self._detokenizer.push([token_id]) if self._detokenizer else "", num_tokens)
+            if self.finish_reason is None and num_tokens >= max_tokens:
                 self.finish_reason = "length"
                 delta += self._flush()
+        self.token_ids.append(token_id)
         self.text_parts.append(delta)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+            self.cumulative_logprob += logprobs.logprob
         return delta
 
     def end(self, finish_reason: str) -> str:
@@ -89,9 +90,9 @@ class CompletionState:
             self.finish_reason = "stop"
         return self.finish_reason is not None
 
-    def _match(self, text: str) -> str:
+    def _match(self, text: str, num_tokens: int) -> str:
         """Stop strings apply from the token that reaches min_tokens on; text before it is not searched."""
-        if not self.params.stop or len(self.token_ids) < self.params.min_tokens:
+        if not self.params.stop or num_tokens < self.params.min_tokens:
             return text
         if self._matcher is None:
             self._matcher = StopStringMatcher(tuple(self.params.stop))
@@ -107,5 +108,7 @@ class CompletionState:
         text = self._detokenizer.finish()
         if self._matcher is None:
             return text
-        safe, _ = self._matcher.push(text)
+        safe, matched = self._matcher.push(text)
+        if matched is not None and self.finish_reason == "length":
+            self.finish_reason, self.stop_reason = "stop", matched
         return safe + self._matcher.finish()

@@ -12,6 +12,7 @@ ORDERS = ("fifo",)
 PACKINGS = ("none",)
 CAPACITIES = ("guaranteed", "optimistic")
 BLOCK_SIZE_UNIT = 16
+MAX_INDEX = 2**31 - 1  # of anything: the native step counts in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +50,16 @@ class SchedulerConfig:
     max_queue: int | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("num_blocks", 1),
-            ("max_context", 2),
-            ("block_size", BLOCK_SIZE_UNIT),
-            ("max_num_seqs", 1),
-            ("max_num_batched_tokens", 1),
+        for name, low, high in (
+            ("num_blocks", 1, MAX_INDEX),
+            ("max_context", 2, MAX_INDEX),
+            ("block_size", BLOCK_SIZE_UNIT, 4096),
+            ("max_num_seqs", 1, 2**16),
+            ("max_num_batched_tokens", 1, 2**20),
         ):
-            _check_count(name, getattr(self, name), low)
+            _check_count(name, getattr(self, name), low, high)
         if self.max_queue is not None:
-            _check_count("max_queue", self.max_queue, 1, also=" or None")
+            _check_count("max_queue", self.max_queue, 1, MAX_INDEX, also=" or None")
         if self.block_size % BLOCK_SIZE_UNIT:
             raise _refused("block_size", self.block_size, f"a multiple of {BLOCK_SIZE_UNIT}", BLOCK_SIZE_UNIT)
         if self.max_num_seqs > self.max_num_batched_tokens:
@@ -83,9 +84,9 @@ def _refused(name: str, value: Any, wanted: str, limit: Any) -> InvalidRequest:
     return InvalidRequest(f"{name} is {value!r}; it must be {wanted}.", field=name, value=value, limit=limit)
 
 
-def _check_count(name: str, value: Any, low: int, also: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise _refused(name, value, f"an integer >= {low}{also}", low)
+def _check_count(name: str, value: Any, low: int, high: int, also: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _refused(name, value, f"an integer from {low} to {high}{also}", (low, high))
 
 
 def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -6,11 +6,12 @@ takes the outcomes. Which requests share a pass is decided in pyengine.scheduler
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 import secrets
-import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,9 @@ from pyengine.backends.base import Progress, StepLimits
 from pyengine.backends.step_inputs import LogitsRow, SequenceChunk, StepInputs, StepResult
 from pyengine.completion import CompletionState, EndRules
 from pyengine.config import SchedulerConfig
-from pyengine.errors import EngineClosed, EngineFailed, InvalidRequest, PyEngineError, RequestFailed
-from pyengine.kv_memory import plan_kv_blocks
+from pyengine.errors import EngineClosed, EngineFailed, InvalidRequest, PyEngineError, QueueFull, RequestFailed
+from pyengine.interrupts import UninterruptedLock
+from pyengine.kv_memory import check_kv_cache_memory, plan_kv_blocks
 from pyengine.loading import LoadedModel, load_model
 from pyengine.outputs import RequestMetrics, RequestOutput, StreamEvent, TokenLogprobs, refused_output
 from pyengine.request import Request
@@ -31,6 +33,8 @@ from pyengine.sampling_params import SamplingParams
 from pyengine.sampling_row import SamplingRow, child_seed
 from pyengine.scheduler import Outcome, Scheduler, StepPlan
 from pyengine.text import Tokenizer
+
+MAX_THREADS = 4096  # more than any machine has; beyond its processors a number changes nothing
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -78,6 +82,10 @@ class _TakenResults:
     failures: list[tuple[_Submitted, RequestFailed]] = field(default_factory=list)
 
 
+class _PlanRefused(Exception):
+    """The native step refused a plan before it ran."""
+
+
 class Engine:
     """Generates text with one model, many requests at a time.
 
@@ -116,16 +124,17 @@ class Engine:
         num_threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._lock = threading.RLock()
+        self._lock = UninterruptedLock()
         self._closed = False
         self._failure: BaseException | None = None
         self._pending: list[StreamEvent] = []
         self._live: dict[str, _Submitted] = {}
-        # Ids of streams that were dropped. The garbage collector may run in the middle of anything, so it only leaves
-        # a note here; the next call from outside carries it out.
-        self._dropped: deque[str] = deque()
+        # Requests of streams that were dropped. The garbage collector may run in the middle of anything, so it only
+        # leaves a note here; the next call from outside carries it out.
+        self._dropped: deque[_Submitted] = deque()
         self._next_id = 0
         _check_num_threads(num_threads)
+        check_kv_cache_memory(kv_cache_memory)
         settings = SchedulerConfig(
             num_blocks=1,
             max_context=2,
@@ -146,6 +155,7 @@ class Engine:
             dataclasses.replace(settings, num_blocks=limits.num_blocks, max_context=self._model.spec.max_context)
         )
         self._inputs = StepInputs(block_size)
+        _open_engines.add(self)
 
     # What it is ------------------------------------------------------------------------------------------------------
 
@@ -212,6 +222,11 @@ class Engine:
             self._end(submitted, "abort", None)
             return True
 
+    def _abort(self, submitted: _Submitted) -> None:
+        """End this very request if it has not ended; its id may be another's by now."""
+        with self._lock:
+            self._end(submitted, "abort", None)
+
     # Generate, stream, chat ------------------------------------------------------------------------------------------
 
     def generate(
@@ -256,7 +271,7 @@ class Engine:
         finally:
             for submitted in accepted:
                 if isinstance(submitted, _Submitted):
-                    self.abort(submitted.request_id)
+                    self._abort(submitted)
         return [self._output(item) if isinstance(item, _Submitted) else item for item in accepted]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> EventStream:
@@ -299,6 +314,7 @@ class Engine:
             self._model.backend.close()
 
     def __enter__(self) -> Engine:
+        self._check_open()
         return self
 
     def __exit__(
@@ -309,8 +325,13 @@ class Engine:
     # Inside: from a prompt to requests -------------------------------------------------------------------------------
 
     def _submit_or_report(self, prompt: Prompt, params: SamplingParams | None, *, raises: bool) -> Any:
+        """The accepted request, or the output of a refused one. While the queue is full, passes are run."""
         try:
-            return self._submit(prompt, params, request_id=None, events=deque())
+            while True:
+                try:
+                    return self._submit(prompt, params, request_id=None, events=deque())
+                except QueueFull:
+                    self._advance()
         except (EngineClosed, EngineFailed):
             raise
         except PyEngineError as error:
@@ -334,7 +355,7 @@ class Engine:
                     f"params is a {type(params).__name__}; it must be a SamplingParams.", field="params", value=params
                 )
             full = (params or SamplingParams()).with_defaults(self._model.defaults.values)
-            self._check_vocabulary(full)
+            self._check_against_model(full)
             text, token_ids = self._tokenize(prompt)
             submitted = _Submitted(self._claim_id(request_id), text, tuple(token_ids), full, time.monotonic(), events)
             self._add_sequences(submitted)
@@ -365,7 +386,13 @@ class Engine:
             )
         return request_id
 
-    def _check_vocabulary(self, params: SamplingParams) -> None:
+    def _check_against_model(self, params: SamplingParams) -> None:
+        if params.stop and self._model.tokenizer is None:
+            raise InvalidRequest(
+                f"stop is {params.stop!r}, but model {self._model.name!r} has no tokenizer.json and so makes no text.",
+                field="stop",
+                value=params.stop,
+            )
         size = self._model.spec.vocab_size
         for name in ("logit_bias", "stop_token_ids"):
             for token_id in getattr(params, name):
@@ -381,7 +408,9 @@ class Engine:
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidRequest("prompt is empty; it needs at least one character.", field="prompt", value=prompt)
-            return prompt, self.tokenizer.encode(prompt)
+            token_ids = self.tokenizer.encode(prompt)
+            self._check_token_ids(token_ids)
+            return prompt, token_ids
         listed: Any = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # an array of ids
         if not isinstance(listed, Sequence) or isinstance(listed, (bytes, bytearray)):
             raise InvalidRequest(
@@ -389,8 +418,12 @@ class Engine:
             )
         if not listed:
             raise InvalidRequest("prompt has no tokens; it needs at least one.", field="prompt", value=prompt, limit=1)
+        self._check_token_ids(listed)
+        return None, [int(token_id) for token_id in listed]
+
+    def _check_token_ids(self, token_ids: Sequence[Any]) -> None:
         size = self._model.spec.vocab_size
-        for position, token_id in enumerate(listed):
+        for position, token_id in enumerate(token_ids):
             if isinstance(token_id, bool) or not isinstance(token_id, Integral) or not 0 <= int(token_id) < size:
                 raise InvalidRequest(
                     f"prompt has {token_id!r} at position {position}; token ids are integers from 0 to {size - 1}.",
@@ -398,7 +431,6 @@ class Engine:
                     value=token_id,
                     limit=size - 1,
                 )
-        return None, [int(token_id) for token_id in listed]
 
     def _add_sequences(self, submitted: _Submitted) -> None:
         params, prompt = submitted.params, submitted.prompt_token_ids
@@ -412,7 +444,7 @@ class Engine:
                 prompt,
                 max_tokens,
                 index=index,
-                max_tokens_clamped=is_clamped and params.max_tokens is not None,
+                max_tokens_clamped=is_clamped,
                 needs_all_prompt_logits=params.prompt_logprobs is not None and index == 0,
             )
             row = SamplingRow(params, child_seed(seed, index), prompt, rules.all_ids)
@@ -428,7 +460,7 @@ class Engine:
 
     def _abort_dropped(self) -> None:
         while self._dropped:
-            self.abort(self._dropped.popleft())
+            self._abort(self._dropped.popleft())
 
     def _advance(self) -> None:
         """One pass; its events go where each request wants them."""
@@ -436,26 +468,28 @@ class Engine:
             self._abort_dropped()
             if not self._live:
                 return
-            plan = self._scheduler.schedule()
-            if plan.is_empty:
-                self._fail(RuntimeError("the scheduler found nothing to run although requests are waiting"))
-                return
             try:
-                taken = self._run(plan)
+                self._step()
             except Exception as error:
                 self._fail(error)
-                return
-            except BaseException:
-                self._drop(plan)  # Ctrl-C, most likely at the end of the native step: what the pass gave is lost
-                raise
-            self._scheduler.commit(plan, taken.outcomes)
-            for event in taken.deltas:
-                self._emit(*event)
-            for submitted, failure in taken.failures:
-                self._end(submitted, "error", failure)
-            for sequence, *_ in taken.deltas:
-                if sequence.owner.is_finished:
-                    self._live.pop(sequence.owner.request_id, None)
+
+    def _step(self) -> None:
+        plan = self._scheduler.schedule()
+        if plan.is_empty:
+            raise RuntimeError("the scheduler found nothing to run although requests are waiting")
+        try:
+            taken = self._run(plan)
+        except _PlanRefused as refusal:
+            self._give_up(plan, refusal)
+            return
+        self._scheduler.commit(plan, taken.outcomes)
+        for event in taken.deltas:
+            self._emit(*event)
+        for submitted, failure in taken.failures:
+            self._end(submitted, "error", failure)
+        for sequence, *_ in taken.deltas:
+            if sequence.owner.is_finished:
+                self._live.pop(sequence.owner.request_id, None)
 
     def _run(self, plan: StepPlan) -> _TakenResults:
         rows, row_owners = self._logits_rows(plan)
@@ -464,13 +498,18 @@ class Engine:
             for request, start, count in zip(plan.requests, plan.num_computed, plan.num_new_tokens, strict=True)
         ]
         staging, result = self._inputs.write(chunks, rows, plan.copies)
-        self._model.backend.step(staging, result)
+        try:
+            self._model.backend.step(staging, result)
+        except ValueError as error:  # the binding checks a plan before it touches anything
+            raise _PlanRefused(str(error)) from error
         return self._take_results(plan, rows, row_owners, StepInputs.read(result, len(rows)))
 
-    def _drop(self, plan: StepPlan) -> None:
-        """Give a pass up: its requests end as aborted, the others and the engine go on."""
+    def _give_up(self, plan: StepPlan, error: Exception) -> None:
+        """End the requests of a pass that was refused before it ran; the others and the engine go on."""
         for request in plan.requests:
-            self._end(request.payload.owner, "abort", None)
+            failure = RequestFailed(f"Request {request.request_id!r} failed: its pass was refused: {error}")
+            failure.__cause__ = error
+            self._end(request.payload.owner, "error", failure)
         self._scheduler.commit(plan, [None] * len(plan.requests))
 
     def _logits_rows(self, plan: StepPlan) -> tuple[list[LogitsRow], list[int]]:
@@ -565,7 +604,8 @@ class Engine:
             if not sequence.has_ended:
                 self._scheduler.abort(sequence.request, reason)
                 self._emit_end(sequence, reason)
-        self._live.pop(submitted.request_id, None)
+        if self._live.get(submitted.request_id) is submitted:
+            del self._live[submitted.request_id]
 
     def _emit_end(self, sequence: _Sequence, reason: str) -> None:
         try:
@@ -590,11 +630,12 @@ class Engine:
         arrival_ns = requests[0].arrival_ns
         times = tuple(tuple((t - arrival_ns) / 1e9 for t in request.token_times_ns) for request in requests)
         first = min((t[0] for t in times if t), default=None)
+        ends = [now_ns if request.finished_ns is None else request.finished_ns for request in requests]
         return RequestMetrics(
             arrived_at=submitted.arrived_at,
             queue_s=requests[0].queue_ns_at(now_ns) / 1e9,
             first_token_s=first,
-            finished_s=(now_ns - arrival_ns) / 1e9 if submitted.is_finished else None,
+            finished_s=(max(ends) - arrival_ns) / 1e9 if submitted.is_finished else None,
             token_times_s=times,
             prompt_tokens=len(submitted.prompt_token_ids),
             cached_tokens=requests[0].num_cached_tokens,
@@ -652,7 +693,7 @@ class EventStream(Iterator[StreamEvent]):
 
     def close(self) -> None:
         """Abort the request if it has not ended."""
-        self._engine.abort(self._submitted.request_id)
+        self._engine._abort(self._submitted)
 
     def __enter__(self) -> EventStream:
         return self
@@ -663,8 +704,19 @@ class EventStream(Iterator[StreamEvent]):
         self.close()
 
     def __del__(self) -> None:
-        if not self._submitted.is_finished:
-            self._engine._dropped.append(self._submitted.request_id)
+        submitted = getattr(self, "_submitted", None)  # None where __init__ did not run, as in a failed copy
+        if submitted is not None and not submitted.is_finished:
+            self._engine._dropped.append(submitted)
+
+
+# A thread that is inside a native step when the interpreter ends would abort the process: engines are closed before.
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open_engines() -> None:
+    for engine in list(_open_engines):
+        engine.close()
 
 
 def _logprobs(result: StepResult, r: int, num_logprobs: int) -> TokenLogprobs:
@@ -676,13 +728,13 @@ def _logprobs(result: StepResult, r: int, num_logprobs: int) -> TokenLogprobs:
 
 def _check_num_threads(num_threads: int | None) -> None:
     if num_threads is not None and (
-        isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1
+        isinstance(num_threads, bool) or not isinstance(num_threads, int) or not 1 <= num_threads <= MAX_THREADS
     ):
         raise InvalidRequest(
-            f"num_threads is {num_threads!r}; it must be an integer >= 1 or None.",
+            f"num_threads is {num_threads!r}; it must be an integer from 1 to {MAX_THREADS} or None.",
             field="num_threads",
             value=num_threads,
-            limit=1,
+            limit=MAX_THREADS,
         )
 
 

@@ -6,7 +6,17 @@ from typing import Any
 
 
 class PyEngineError(Exception):
-    """Base of every error that pyengine raises on purpose."""
+    """Base of every error that pyengine raises on purpose. It can be pickled and copied."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[PyEngineError], args: tuple[Any, ...], state: dict[str, Any]) -> PyEngineError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class InvalidRequest(PyEngineError, ValueError):

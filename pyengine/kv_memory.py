@@ -49,7 +49,16 @@ def plan_kv_blocks(
     blocks_of_context = -(-max_context // settings.block_size)
     most_blocks = settings.max_num_seqs * blocks_of_context
     free = backend.free_memory() - backend.workspace_bytes(limits(blocks_of_context))
-    wanted = _wanted_bytes(kv_cache_memory, free, most_blocks * block_bytes)
+    if free < block_bytes:
+        raise InvalidRequest(
+            f"max_num_batched_tokens is {settings.max_num_batched_tokens}: beside the weights, its workspaces need "
+            f"{backend.workspace_bytes(limits(blocks_of_context)):,} bytes and one KV block {block_bytes:,}; "
+            f"{max(backend.free_memory(), 0):,} bytes are free. Lower it or max_num_seqs.",
+            field="max_num_batched_tokens",
+            value=settings.max_num_batched_tokens,
+            limit=backend.free_memory(),
+        )
+    wanted = min(_wanted_bytes(kv_cache_memory, free, most_blocks * block_bytes), most_blocks * block_bytes)
     if wanted > free:
         raise InvalidRequest(
             f"kv_cache_memory is {kv_cache_memory!r}, {wanted:,} bytes, but {max(free, 0):,} bytes are free after "
@@ -68,6 +77,11 @@ def plan_kv_blocks(
             limit=block_bytes,
         )
     return limits(num_blocks)
+
+
+def check_kv_cache_memory(kv_cache_memory: int | float | str) -> None:
+    """Raise InvalidRequest for a value that means nothing, before a model is loaded for it."""
+    _wanted_bytes(kv_cache_memory, 0, 0)
 
 
 def _wanted_bytes(kv_cache_memory: int | float | str, free: int, most: int) -> int:

@@ -15,7 +15,7 @@ from pyengine.checkpoint import (
     open_checkpoint,
     resolve_model,
 )
-from pyengine.errors import DeviceNotAvailable, InvalidRequest
+from pyengine.errors import DeviceNotAvailable, InvalidRequest, ModelError
 from pyengine.models.spec import DTYPES, DecoderSpec
 from pyengine.text import Tokenizer
 
@@ -52,6 +52,14 @@ def load_model(
 ) -> LoadedModel:
     """Find, check and load a model. Raises ModelError, DeviceNotAvailable or InvalidRequest, naming what is wrong."""
     check_device(device)
+    if model is not None and not (isinstance(model, str) or hasattr(model, "__fspath__")):
+        raise InvalidRequest(
+            f"model is a {type(model).__name__}; it must be a name, a path or None.", field="model", value=model
+        )
+    if progress is not None and not callable(progress):
+        raise InvalidRequest(
+            f"progress is {progress!r}; it must be callable or None.", field="progress", value=progress
+        )
     if dtype not in ("auto", *DTYPES):
         allowed = ", ".join(("auto", *DTYPES))
         raise InvalidRequest(
@@ -62,14 +70,27 @@ def load_model(
     spec = _served_spec(checkpoint, dtype, max_context)
     tokenizer = Tokenizer.from_folder(resolved.folder) if (resolved.folder / "tokenizer.json").exists() else None
     defaults = generation_defaults(checkpoint.generation_config)
-    eos_ids = eos_token_ids(
-        checkpoint.config, checkpoint.generation_config, tokenizer.eos_token_id if tokenizer else None
-    )
+    eos_ids = _eos_ids(checkpoint, tokenizer)
     from pyengine.backends.cpu import CpuBackend
 
     backend = CpuBackend(spec, checkpoint, num_threads=num_threads, progress=progress)
     checkpoint.close()
     return LoadedModel(resolved.name, spec, tokenizer, defaults, eos_ids, backend)
+
+
+def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Every end-of-sequence id. A tokenizer may know tokens that the model does not have: they never end anything."""
+    size = checkpoint.spec.vocab_size
+    of_tokenizer = tokenizer.eos_token_id if tokenizer is not None else None
+    if of_tokenizer is not None and of_tokenizer >= size:
+        of_tokenizer = None
+    ids = eos_token_ids(checkpoint.config, checkpoint.generation_config, of_tokenizer)
+    if ids and max(ids) >= size:
+        raise ModelError(
+            f"{checkpoint.folder}: eos_token_id has {max(ids)} in config.json or generation_config.json; "
+            f"the vocabulary has {size} tokens."
+        )
+    return ids
 
 
 def check_device(device: str) -> None:

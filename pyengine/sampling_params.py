@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 from pyengine.errors import InvalidRequest
@@ -63,6 +64,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if isinstance(value, Integral) and not isinstance(value, bool):  # NumPy's integers are welcome
+                object.__setattr__(self, name, int(value))
         _check_int("max_tokens", self.max_tokens, 1, None, optional=True)
         _check_int("min_tokens", self.min_tokens, 0, None)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -138,9 +143,9 @@ def _check_real(
     if value is None and optional:
         return
     wanted = f"a number {'>' if low_open else '>='} {low:g} and <= {high:g}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise _wrong_type(name, value, wanted)
-    if value < low or value > high or (low_open and value == low):
+    if float(value) < low or float(value) > high or (low_open and float(value) == low):
         raise _wrong_type(name, value, wanted)
 
 

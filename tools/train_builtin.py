@@ -39,7 +39,7 @@ HELD_OUT_SEED = 1_000_000_000  # training stories have the seeds 0, 1, 2, ...; h
 TOKENIZER_STORIES = 20_000
 WORD_PATTERN = r"\n+| ?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]+|\s+"
 GENERATION_DEFAULTS = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
-DRILL_START, MIX_START, MIX_END = 450, 590, 750  # steps whose batches hold name drills, see ``drill_rows``
+DRILL_START, MIX_START, MIX_END = 600, 740, 900  # steps whose batches hold name drills, see ``drill_rows``
 SAMPLES_MEASURED = 100
 PROMPTS = (
     "Once upon a time",
@@ -570,7 +570,7 @@ def main() -> None:
     add = parser.add_argument
     add("--out", type=Path, default=Path(__file__).resolve().parents[1] / "weights/stories-1m", help="folder to write")
     add("--seed", type=int, default=1, help="seed of the initial weights")
-    add("--steps", type=int, default=2000, help="optimizer steps")
+    add("--steps", type=int, default=2200, help="optimizer steps")
     add("--batch", type=int, default=4, help="rows per step")
     add("--context", type=int, default=512, help="tokens per row, and the model's longest context")
     add("--lr", type=float, default=3e-3, help="peak learning rate")

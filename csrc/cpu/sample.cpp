@@ -287,6 +287,7 @@ void sample_row(const SampleKernels& kernels, float* logits, int64_t vocab, cons
         if (!(row.max > -kInfinity)) return result.fail();
         row.temperature = rows.temperature[r];
         token_id = choose(kernels, row, rows, r, scratch);
+        if (token_id < 0) return result.fail();
     }
     *result.token_id = token_id;
     // An allowed token's logit is not changed by the mask, so without adjustments it is still the raw one.

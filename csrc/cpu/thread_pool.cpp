@@ -1,7 +1,7 @@
 // thread_pool.cpp: see thread_pool.h.
 #include "thread_pool.h"
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <chrono>
@@ -24,6 +24,18 @@ void pause_briefly() {
 #endif
 }
 
+// How many times this process, or one it was forked from, has been on the child's side of a fork().
+int count_forks(bool forked_now) {
+    static std::atomic<int> forks{0};
+    return forked_now ? ++forks : forks.load(std::memory_order_relaxed);
+}
+
+int forks_so_far() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { count_forks(true); });
+    static_cast<void>(registered);
+    return count_forks(false);
+}
+
 uint32_t generation_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
 uint32_t chunks_left_of(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
 
@@ -38,17 +50,29 @@ int usable_processors() {
     return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-ThreadPool::ThreadPool(int num_threads) : num_threads_(std::max(1, num_threads)), owner_process_(getpid()) {
+ThreadPool::ThreadPool(int num_threads) : num_threads_(std::max(1, num_threads)), forks_before_(forks_so_far()) {
     threads_.reserve(num_threads_ - 1);
-    for (int thread = 1; thread < num_threads_; ++thread) threads_.emplace_back([this, thread] { work(thread); });
+    try {
+        for (int thread = 1; thread < num_threads_; ++thread) threads_.emplace_back([this, thread] { work(thread); });
+    } catch (...) {  // the system gives no more threads
+        stop();
+        throw;
+    }
 }
 
+// The workers exist only in the process that made them.
+bool ThreadPool::is_forked_copy() const { return count_forks(false) != forks_before_; }
+
 ThreadPool::~ThreadPool() {
-    if (getpid() != owner_process_) {  // a forked child: the workers exist only in the parent
+    if (is_forked_copy()) {
         for (std::thread& thread : threads_) thread.detach();
         static_cast<void>(bed_.release());
         return;
     }
+    stop();
+}
+
+void ThreadPool::stop() {
     {
         const std::lock_guard<std::mutex> lock(bed_->mutex);
         stopping_.store(true);
@@ -58,6 +82,8 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(int64_t num_items, int64_t grain, Call call, void* body) {
+    // Without workers, and with a mutex that one of them may have held at the fork.
+    if (is_forked_copy()) return call(body, 0, num_items, 0);
     const int64_t kMaxChunks = INT32_MAX;
     grain = std::max(grain, (num_items + kMaxChunks - 1) / kMaxChunks);
     const int64_t num_chunks = (num_items + grain - 1) / grain;

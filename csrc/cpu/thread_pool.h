@@ -2,8 +2,7 @@
 //
 // The calling thread always takes part, and every chunk can be done by it alone, so nothing waits for a worker that is
 // still asleep. Workers spin for a short time after a loop (the next op of a step follows within microseconds), then
-// sleep. After fork() the child has no workers: its loops run in the calling thread, correct but slower; fork while no
-// loop runs.
+// sleep. After fork() the child has no workers: its loops run in the calling thread alone; fork while no loop runs.
 #pragma once
 
 #include <atomic>
@@ -56,13 +55,15 @@ public:
 private:
     using Call = void (*)(void* body, int64_t begin, int64_t end, int thread);
 
+    bool is_forked_copy() const;
+    void stop();
     void run(int64_t num_items, int64_t grain, Call call, void* body);
     void take_chunks(uint32_t generation, int thread);
     void work(int thread);
     uint32_t wait_for_job(uint32_t seen);
 
     const int num_threads_;
-    const int64_t owner_process_;
+    const int forks_before_;
     std::vector<std::thread> threads_;
 
     // Upper half: number of the loop; lower half: chunks of it not yet taken. A thread takes a chunk by compare and

@@ -21,6 +21,9 @@ from pyengine.models.spec import DecoderSpec
 # Logits are computed for so many rows at once that they take about this many bytes.
 LOGITS_BYTES = 32 * 2**20
 
+# Weights are packed (and converted, where another dtype is wanted) in slices of about so many float32 bytes.
+SLICE_BYTES = 16 * 2**20
+
 # Largest vocabulary whose probabilities still add up exactly in 64 bits (csrc/sampling_math.h).
 MAX_VOCAB_SIZE = 2**19
 MAX_HEAD_DIM = 256
@@ -163,13 +166,17 @@ class CpuBackend:
     def _pack(
         self, checkpoint: Checkpoint, roles: tuple[str, ...], n: int, k: int, packed: npt.NDArray[np.uint8]
     ) -> None:
+        """Pack the parts, some rows at a time: what a slice needs in memory is given back before the next."""
         first_row = 0
+        slice_rows = max(32, SLICE_BYTES // (4 * k) // 32 * 32)
         for role in roles:
             tensor = checkpoint.tensor(role)
-            rows = np.ascontiguousarray(convert(tensor.array, tensor.dtype, self._spec.dtype))
-            self._native.pack_weight(self._context, rows, self._spec.dtype, first_row, n, k, packed)
-            first_row += rows.shape[0]
-            tensor.release()
+            for begin in range(0, tensor.shape[0], slice_rows):
+                part = convert(tensor.array[begin : begin + slice_rows], tensor.dtype, self._spec.dtype)
+                rows = np.ascontiguousarray(part)
+                self._native.pack_weight(self._context, rows, self._spec.dtype, first_row + begin, n, k, packed)
+                tensor.release()
+            first_row += tensor.shape[0]
 
     def _load_vectors(self, checkpoint: Checkpoint) -> None:
         spec = self._spec

@@ -34,15 +34,19 @@ def _system_available() -> int:
 
 
 def _cgroup_available() -> int:
-    pairs = (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    """What a control group leaves; its page cache counts as free, because the system gives that back on demand."""
+    groups = (
+        ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     )
-    for limit_path, used_path in pairs:
+    for folder, limit_name, used_name, cache_name in groups:
         try:
-            limit = Path(limit_path).read_text().strip()
-            if limit != "max":
-                return int(limit) - int(Path(used_path).read_text())
+            limit = (Path(folder) / limit_name).read_text().strip()
+            if limit == "max":
+                continue
+            used = int((Path(folder) / used_name).read_text())
+            stat = dict(line.split() for line in (Path(folder) / "memory.stat").read_text().splitlines())
+            return int(limit) - used + int(stat.get(cache_name, 0))
         except (OSError, ValueError):
             continue  # this version of control groups is not mounted here
     return 2**62

@@ -153,7 +153,7 @@ def read_json_object(path: Path, hint: str = "") -> dict[str, Any]:
         raise ModelError(f"{path} is missing{hint}.") from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}.") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON ({error}).") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a {type(value).__name__}; it must hold a JSON object.")

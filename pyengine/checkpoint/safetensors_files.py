@@ -86,7 +86,7 @@ def _parsed_header(file: Path, text: bytes) -> dict[str, Any]:
 
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=without_duplicates)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: the safetensors header is not valid JSON ({error}).") from error
     if not isinstance(header, dict):
         raise ModelError(f"{file}: the safetensors header is a {type(header).__name__}; it must be a JSON object.")

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command line and exit. Everything is imported in here, so that `import pyengine` stays light."""
-    import sys
+    import signal
 
-    from pyengine.cli.process import INTERRUPTED, use_utf8
+    # While modules are imported Ctrl-C ends the process at once: an import that is interrupted by an exception shows a
+    # traceback or, inside of a callback, loses it. `take_interrupts` ends this state. An ignored signal stays ignored.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    from pyengine.cli.process import exit_of, use_utf8
 
     use_utf8()
-    try:
-        from pyengine.cli.app import app
+    from pyengine.cli.app import app
 
-        app(prog_name="pyengine")
-    except KeyboardInterrupt:  # before a command had begun
-        sys.exit(INTERRUPTED)
+    exit_of(lambda: app(prog_name="pyengine"))

@@ -94,14 +94,21 @@ class Scheduler:
     def add(self, requests: Sequence[Request]) -> None:
         """Queue the n sequences of one submit, which have the same prompt: all of them or none.
 
-        Raises NeverFits if an empty engine could not run one, QueueFull, and InvalidRequest for an empty prompt, or a
-        max_tokens that is < 1 or not clamped.
+        Raises NeverFits if an empty engine could not run one, QueueFull, and InvalidRequest for an empty prompt,
+        more sequences than the queue ever holds, or a max_tokens that is < 1 or not clamped.
         """
         if len(set(requests)) != len(requests):
             raise ValueError("A request is twice in the same submit.")
         for request in requests:
             self._check_new(request, requests[0])
         limit = self.config.max_queue
+        if limit is not None and len(requests) > limit:
+            raise InvalidRequest(
+                f"n is {len(requests)}; max_queue is {limit}, so that the completions of one prompt never find room.",
+                field="n",
+                value=len(requests),
+                limit=limit,
+            )
         if limit is not None and self.num_waiting + len(requests) > limit:
             raise QueueFull(
                 f"{self.num_waiting} requests wait and {len(requests)} more were submitted; max_queue is {limit}.",

@@ -111,11 +111,16 @@ def backend_and_step(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
         ("target", 0, 320),
         ("target", 0, -2),
         ("num_logprobs", 0, 3),
+        ("num_logprobs", 0, 2**31 - 1),
         ("num_logprobs", 0, -2),
         ("penalty_start", 1, 5),
         ("penalty_ids", 0, 320),
         ("bias_start", 3, 9),
         ("bias_ids", 0, -7),
+        ("temperature", 0, -1),  # as a float: not a number
+        ("top_p", 0, 0x40000000),  # 2.0
+        ("min_p", 1, 0x40000000),
+        ("repetition_penalty", 2, 0),
     ],
 )
 def test_an_index_out_of_bounds_is_refused_before_a_kernel_sees_it(
@@ -133,6 +138,7 @@ def test_a_header_with_any_word_replaced_is_refused_or_harmless(
 ) -> None:
     engine, staging, result = backend_and_step
     rng = random.Random(4)
+    refusals = []
     for word in range(HEADER_WORDS):
         for value in (-1, -(2**31), 2**31 - 1, 0, int(staging[word]) + 1, rng.randrange(staging.size)):
             broken = staging.copy()
@@ -140,7 +146,9 @@ def test_a_header_with_any_word_replaced_is_refused_or_harmless(
             try:
                 engine.model.backend.step(broken, np.zeros(4096, np.int32))
             except ValueError as error:
-                assert "argument" in str(error)
+                refusals.append(str(error))
+    assert len(refusals) > HEADER_WORDS
+    assert all("argument" in refusal for refusal in refusals)
     engine.model.backend.step(staging, result)
 
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyengine import DeviceNotAvailable, Engine, InvalidRequest, NeverFits, QueueFull, SamplingParams
+from pyengine import (
+    DeviceNotAvailable,
+    Engine,
+    InvalidRequest,
+    ModelError,
+    NeverFits,
+    QueueFull,
+    RequestFailed,
+    SamplingParams,
+)
 
-from .conftest import block_bytes
+from .conftest import block_bytes, write_model
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 
@@ -172,6 +184,12 @@ def test_a_full_queue_refuses_one_more_and_keeps_the_others(model_folder: Path) 
         while engine.has_unfinished:
             ended += [event.request_id for event in engine.step() if event.finish_reason == "length"]
         assert sorted(ended) == sorted(ids)
+        # generate() feeds the queue as room appears; a request that the queue never holds is another matter.
+        outputs = engine.generate([[5, i] for i in range(20)], GREEDY)
+        assert [output.error for output in outputs] == [None] * 20
+        with pytest.raises(InvalidRequest) as too_many:
+            engine.submit([5, 6], SamplingParams(n=3, temperature=1.0))
+        assert too_many.value.field == "n"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +209,12 @@ def test_a_full_queue_refuses_one_more_and_keeps_the_others(model_folder: Path) 
         ({"kv_cache_memory": -5}, "kv_cache_memory"),
         ({"kv_cache_memory": 1.5}, "kv_cache_memory"),
         ({"kv_cache_memory": "a lot"}, "kv_cache_memory"),
-        ({"kv_cache_memory": "900000GiB"}, "kv_cache_memory"),
+        ({"kv_cache_memory": "900000GiB", "max_num_seqs": 2**16, "max_num_batched_tokens": 2**16}, "kv_cache_memory"),
+        ({"max_num_batched_tokens": 2**40}, "max_num_batched_tokens"),
+        ({"max_num_batched_tokens": 2**31}, "max_num_batched_tokens"),
+        ({"block_size": 2**31}, "block_size"),
+        ({"num_threads": 2**40}, "num_threads"),
+        ({"progress": 5}, "progress"),
         ({"max_context": 513}, "max_context"),
         ({"max_context": 0}, "max_context"),
         ({"num_threads": 0}, "num_threads"),
@@ -204,6 +227,71 @@ def test_a_bad_engine_setting_is_refused_by_name(model_folder: Path, settings: d
         Engine(model_folder, **settings)
     assert refused.value.field == field
     assert field in str(refused.value)
+
+
+@pytest.mark.parametrize("model", [5, b"x", ["a"]])
+def test_a_model_that_is_no_name_and_no_path_is_refused(model: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Engine(model)
+    assert refused.value.field == "model"
+
+
+def test_errors_can_be_pickled_and_copied(engine: Engine) -> None:
+    refused = engine.generate([[5] * 600, [5.5], [5, 6]], GREEDY)  # type: ignore[list-item]
+    for output in pickle.loads(pickle.dumps(refused)) + copy.deepcopy(refused):
+        assert output.error is None or output.error.args
+    error = pickle.loads(pickle.dumps(NeverFits("It is too long.", need=5, usable=3)))
+    assert (error.need, error.usable, str(error)) == (5, 3, "It is too long.")
+
+
+def test_ids_from_text_that_the_model_does_not_have_are_refused_and_hurt_nobody(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = engine.tokenizer.encode
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text: [5, 320] if text == "<extra>" else encode(text))
+    bad, good = engine.generate(["<extra>", "the cat"], GREEDY)
+    assert isinstance(bad.error, InvalidRequest)
+    assert "320 at position 1" in str(bad.error)
+    assert good.error is None
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_an_end_id_beyond_the_vocabulary_is_refused_at_load(tmp_path: Path, file: str) -> None:
+    folder = write_model(tmp_path / "model")
+    settings = json.loads((folder / file).read_text()) if file == "config.json" else {}
+    (folder / file).write_text(json.dumps({**settings, "eos_token_id": [1, 99999999]}))
+    with pytest.raises(ModelError, match="eos_token_id has 99999999"):
+        Engine(folder)
+
+
+def test_stop_strings_are_refused_by_a_model_that_makes_no_text(tmp_path: Path) -> None:
+    with Engine(write_model(tmp_path / "bare"), kv_cache_memory="4MiB") as bare:
+        with pytest.raises(InvalidRequest) as refused:
+            bare.submit([5, 6], SamplingParams(stop="x"))
+        assert refused.value.field == "stop"
+
+
+def test_a_pass_that_the_native_step_refuses_ends_its_requests_and_not_the_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = engine.model.backend.step
+
+    def refusing(*args: Any) -> None:
+        raise ValueError("argument 'token_ids' is bad")
+
+    monkeypatch.setattr(engine.model.backend, "step", refusing)
+    (refused,) = engine.generate([[5, 6]], GREEDY)
+    assert isinstance(refused.error, RequestFailed)
+    monkeypatch.setattr(engine.model.backend, "step", step)
+    assert engine.generate([[5, 6]], GREEDY)[0].error is None
+    assert engine._scheduler.num_free_blocks == engine.limits.num_blocks
+
+
+def test_the_largest_numbers_of_logprobs_work_in_the_smallest_step(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=3, temperature=0.0, logprobs=64, prompt_logprobs=64, ignore_eos=True)
+    output = engine.generate([[5]], params)[0]
+    assert output.outputs[0].logprobs is not None
+    assert [len(entry.top) for entry in output.outputs[0].logprobs] == [64, 64, 64]
 
 
 def test_an_unknown_engine_setting_is_refused(model_folder: Path) -> None:

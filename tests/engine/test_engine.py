@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import random
+import signal
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -287,25 +292,91 @@ def test_a_folder_without_a_tokenizer_takes_ids_and_says_why_text_is_refused(tmp
             engine.submit("the cat")
 
 
-def test_an_interrupt_in_a_pass_ends_its_requests_and_the_engine_goes_on(
+def test_an_interrupt_in_a_pass_is_raised_after_it_and_loses_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = engine.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
     step = engine.model.backend.step
 
     def interrupted(*args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
         step(*args)
-        raise KeyboardInterrupt
 
-    submitted = engine.submit([8, 9], GREEDY)
-    engine.step()
+    submitted = engine.submit([5, 6, 7], GREEDY)
+    events = engine.step()
     monkeypatch.setattr(engine.model.backend, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        engine.generate([[5, 6, 7]], GREEDY)
+        engine.generate([[8, 9]], GREEDY)
     monkeypatch.setattr(engine.model.backend, "step", step)
-    assert [(e.request_id, e.finish_reason) for e in drain(engine)] == [(submitted, "abort")]
+    events += drain(engine)
+    assert tuple(token for event in events for token in event.token_ids) == expected
+    assert {event.request_id for event in events} == {submitted}
+    assert engine._scheduler.num_free_blocks == engine.limits.num_blocks
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupts_at_any_moment_leave_the_engine_whole(engine: Engine) -> None:
+    expected = engine.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    rng = random.Random(0)
+    num_interrupted = 0
+    try:
+        for _ in range(150):
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0001, 0.004))
+            try:
+                engine.generate([[5, 6, 7], [8] * 20, [9, 10]], GREEDY)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                num_interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    assert num_interrupted > 10
+    drain(engine)
     assert engine._scheduler.num_free_blocks == engine.limits.num_blocks
     assert engine.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids == expected
+
+
+def test_an_engine_in_use_by_a_daemon_thread_does_not_abort_the_process_at_its_end(model_folder: Path) -> None:
+    script = f"""
+import threading, time
+from pyengine import Engine, SamplingParams
+engine = Engine({str(model_folder)!r}, kv_cache_memory="16MiB")
+params = SamplingParams(max_tokens=400, ignore_eos=True)
+threading.Thread(target=lambda: engine.generate([[i + 2] for i in range(64)], params), daemon=True).start()
+time.sleep(0.1)
+"""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", script], check=True, cwd=os.path.sep, timeout=60)
+
+
+def test_times_of_a_request_stand_still_once_it_has_ended(engine: Engine) -> None:
+    quick = SamplingParams(max_tokens=1, temperature=0.0)
+    long = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+    first, second = engine.generate([[5, 6], [7, 8]], [quick, long])
+    assert first.metrics.finished_s == first.metrics.token_times_s[0][-1]
+    assert second.metrics.finished_s == second.metrics.token_times_s[0][-1]
+    stream = engine.stream([5, 6], quick)
+    (event,) = list(stream)
+    assert event.metrics == stream.output.metrics
+
+
+def test_closing_a_stream_whose_id_is_in_use_again_leaves_the_new_request_alone(engine: Engine) -> None:
+    with engine.stream([5, 6], SamplingParams(max_tokens=1)) as stream:
+        list(stream)
+        again = engine.submit([5, 6, 7], GREEDY, request_id=stream.request_id)
+    assert [event.finish_reason for event in drain(engine) if event.request_id == again][-1] == "length"
+
+
+def test_a_closed_engine_cannot_be_entered_again(model_folder: Path) -> None:
+    engine = Engine(model_folder, kv_cache_memory="4MiB")
+    engine.close()
+    with pytest.raises(EngineClosed), engine:
+        pass
 
 
 def test_the_last_event_of_a_request_and_no_other_carries_the_whole_answer(engine: Engine) -> None:
@@ -317,3 +388,26 @@ def test_the_last_event_of_a_request_and_no_other_carries_the_whole_answer(engin
     assert output.finished
     assert output.outputs == engine.generate([[5, 6, 7]], params)[0].outputs
     assert output.prompt_logprobs is not None
+
+
+def test_prompt_logprobs_of_preempted_requests_come_once_and_unchanged(model_folder: Path) -> None:
+    params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True, prompt_logprobs=1)
+    prompts = [[(17 * i + j) % 300 + 2 for j in range(20 + i)] for i in range(6)]
+    with Engine(model_folder, kv_cache_memory="16MiB") as roomy:
+        expected = [output.prompt_logprobs for output in roomy.generate(prompts, params)]
+    with Engine(model_folder, kv_cache_memory=12 * block_bytes(model_folder)) as tight:
+        outputs = tight.generate(prompts, params)
+    assert sum(output.metrics.preemptions for output in outputs) > 0
+    assert [output.prompt_logprobs for output in outputs] == expected
+    assert [len(known or ()) for known in expected] == [len(prompt) for prompt in prompts]
+
+
+def test_the_time_in_the_queue_is_what_a_request_waited_for_the_only_seat(model_folder: Path) -> None:
+    with Engine(model_folder, kv_cache_memory="4MiB", max_num_seqs=1) as engine:
+        first, second = engine.generate([[5, 6], [7, 8]], GREEDY)
+    assert first.metrics.finished_s is not None
+    assert second.metrics.first_token_s is not None
+    # The second arrives a little after the first and starts when that has ended.
+    arrived_later = second.metrics.arrived_at - first.metrics.arrived_at
+    assert second.metrics.queue_s >= first.metrics.finished_s - arrived_later - 1e-3
+    assert second.metrics.queue_s <= second.metrics.first_token_s

@@ -167,20 +167,20 @@ class LlamaCpp:
         )
         if not self._model:
             raise RuntimeError(f"{setup.gguf_bfloat16} could not be loaded")
-        self._setup, self._context = setup, None
-        self._use_context(num_seqs=1)
+        self._threads, self._context = setup.threads, None
+        self._use_context(num_seqs=1, length=setup.context)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = llama_cpp.llama_batch_init(512, 0, 1)
         return f"{llama_cpp.__version__}; {llama_cpp.llama_print_system_info().decode()}"
 
     def prefill(self, prompt: list[int]) -> tuple[float, list[int]]:
-        self._use_context(num_seqs=1)
+        self._use_context(num_seqs=1, length=len(prompt) + 1)
         begin = time.perf_counter()
         tokens = self._start([prompt])
         return time.perf_counter() - begin, tokens
 
     def decode(self, prompts: list[list[int]], steps: int) -> tuple[float, list[int]]:
-        self._use_context(num_seqs=len(prompts))
+        self._use_context(num_seqs=len(prompts), length=len(prompts[0]) + steps)
         tokens = self._start(prompts)
         first = [tokens[0]]
         begin = time.perf_counter()
@@ -190,15 +190,15 @@ class LlamaCpp:
             first.append(tokens[0])
         return time.perf_counter() - begin, first
 
-    def _use_context(self, num_seqs: int) -> None:
-        """An empty cache for so many sequences: it is fastest with exactly as many as there are."""
+    def _use_context(self, num_seqs: int, length: int) -> None:
+        """An empty cache for so many sequences of this length: it is fastest and smallest with no room to spare."""
         if self._context:
             self._api.llama_free(self._context)
         params = self._api.llama_context_default_params()
-        params.n_ctx = num_seqs * self._setup.context
+        params.n_ctx = num_seqs * length
         params.n_seq_max = num_seqs
         params.n_batch = params.n_ubatch = 512
-        params.n_threads = params.n_threads_batch = self._setup.threads
+        params.n_threads = params.n_threads_batch = self._threads
         self._context = self._api.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError(f"no context for {num_seqs} sequences could be made")
