@@ -76,7 +76,6 @@ double best_seconds(int num_threads, Work&& work) {
 void read_all(const char* begin, const char* end) {
     WordVector sums[8] = {};
     for (const char* p = begin; p < end; p += 8 * kVectorBytes) {
-        __builtin_prefetch(p + 4096);
         for (int i = 0; i < 8; ++i) sums[i] ^= *reinterpret_cast<const WordVector*>(p + i * kVectorBytes);
     }
     for (int i = 1; i < 8; ++i) sums[0] ^= sums[i];

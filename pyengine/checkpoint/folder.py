@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -128,11 +129,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         ModelError: naming the file, the tensor or the key, what was found and what was expected.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ModelError(f"{folder} is not a folder; a model folder holds config.json and *.safetensors.")
     config = read_json_object(folder / "config.json", _why_no_config(folder))
     generation_path = folder / "generation_config.json"
-    generation_config = read_json_object(generation_path) if generation_path.exists() else None
+    generation_config = read_json_object(generation_path) if os.path.lexists(generation_path) else None
     family = family_of(config)
     spec = family.spec_from_config(config)
     stored = _all_tensors(folder)
@@ -150,6 +151,7 @@ def read_json_object(path: Path, hint: str = "") -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
+        _refuse_link_to_nothing(path)
         raise ModelError(f"{path} is missing{hint}.") from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}.") from error
@@ -158,6 +160,12 @@ def read_json_object(path: Path, hint: str = "") -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a {type(value).__name__}; it must hold a JSON object.")
     return value
+
+
+def _refuse_link_to_nothing(path: Path) -> None:
+    """Raise ModelError for a symbolic link whose target is gone, as copies of a hub's cache have them."""
+    if path.is_symlink() and not os.path.exists(path):
+        raise ModelError(f"{path} is a link to nothing: {os.readlink(path)} does not exist.")
 
 
 def _why_no_config(folder: Path) -> str:
@@ -170,9 +178,11 @@ def _why_no_config(folder: Path) -> str:
 
 def _all_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the folder by name, from the single file or from the shards of the index."""
-    if (folder / WEIGHTS_FILE).exists():
+    if os.path.exists(folder / WEIGHTS_FILE):
         return read_header(folder / WEIGHTS_FILE)
-    if not (folder / INDEX_FILE).exists():
+    if not os.path.exists(folder / INDEX_FILE):
+        _refuse_link_to_nothing(folder / WEIGHTS_FILE)
+        _refuse_link_to_nothing(folder / INDEX_FILE)
         raise ModelError(_why_no_weights(folder))
     index = folder / INDEX_FILE
     weight_map = read_json_object(index).get("weight_map")
@@ -184,8 +194,9 @@ def _all_tensors(folder: Path) -> dict[str, StoredTensor]:
                 f"{index}: tensor {name} is said to be in {file!r}; it must be the name of a file beside it."
             )
     shards = sorted(set(weight_map.values()))
-    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    missing = [shard for shard in shards if not os.path.isfile(folder / shard)]
     if missing:
+        _refuse_link_to_nothing(folder / missing[0])
         raise ModelError(f"{folder} lacks {_listed(missing)} of the {len(shards)} files that {INDEX_FILE} names.")
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:

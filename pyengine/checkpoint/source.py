@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
 # Other layouts of the same weights, and everything in sub-folders.
 _HUB_NOT = ["*/*", "consolidated*"]
+_SHOWN_CHARACTERS = 200  # of a path that may be absurdly long
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +49,39 @@ def resolve_model(
     if name_or_path == smollm2.NAME:
         return ResolvedModel(smollm2.smollm2_folder(progress), smollm2.NAME)
     text = os.fspath(name_or_path)
-    path = Path(text).expanduser()
-    if text and path.is_dir():
+    path = _expanded(text)
+    mode = _mode_of(path) if text else None
+    if mode is not None and stat.S_ISDIR(mode):
         return ResolvedModel(path, path.resolve().name)
-    if text and path.exists():
+    if mode is not None:
         kind = "GGUF files are not loaded directly" if path.suffix == ".gguf" else "a single file is not a model"
         raise ModelError(f"{path} is a file: {kind}; give the folder that holds config.json and *.safetensors.")
     if isinstance(name_or_path, str) and _HUB_ID.fullmatch(text):
-        return ResolvedModel(_hub_folder(text), text)
+        return ResolvedModel(_hub_folder(text, progress), text)
+    if text and path.is_symlink():
+        raise ModelError(f"{path} is a link to nothing: {os.readlink(path)} does not exist.")
     raise ModelError(
         f"There is no model {text!r}: it is neither a built-in name ({', '.join(NAMES)}), nor a folder that exists, "
         f"nor an id of the form owner/name."
     )
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"There is no model {text!r}: nobody's home folder is {text.split('/')[0]}.") from error
+
+
+def _mode_of(path: Path) -> int | None:
+    """What lies at a path, as os.stat says it; None for nothing. Raises ModelError if that cannot be found out."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null character
+        return None
+    except OSError as error:
+        shown = str(path) if len(str(path)) <= _SHOWN_CHARACTERS else f"{str(path)[:_SHOWN_CHARACTERS]}..."
+        raise ModelError(f"The model {shown} cannot be read: {error.strerror or error}.") from error
 
 
 def built_in_folder() -> Path:
@@ -69,7 +92,7 @@ def built_in_folder() -> Path:
     return folder
 
 
-def _hub_folder(model_id: str) -> Path:
+def _hub_folder(model_id: str, progress: ProgressCallback | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -87,6 +110,8 @@ def _hub_folder(model_id: str) -> Path:
             return folder
     except LocalEntryNotFoundError:
         pass  # not in the local cache: it has to be downloaded
+    if progress is not None:
+        progress(f"Fetching {model_id} from the Hugging Face hub", None)
     try:
         return snapshot(local_files_only=False)
     except Exception as error:  # the hub's client passes on whatever its transport raises

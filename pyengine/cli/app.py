@@ -100,14 +100,21 @@ def generate(
     engine: EngineOptions,
 ) -> int:
     """Continue texts: one is written as it is generated; several are one batch, written in order, --- between them."""
-    from pyengine.cli.prompts import items_from_arguments, items_from_file
+    from pyengine.cli.prompts import items_from_arguments, items_from_file, refuse_logprobs_of
 
+    if file is None and jsonl is not None:
+        option = "--jsonl" if jsonl else "--lines"
+        raise InvalidRequest(f"{option} says what FILE holds; add --file FILE.", field="jsonl", value=jsonl)
+    if not as_json:
+        sampling.refuse_logprobs("without --json no log-probability is shown; add --json.")
     if file is not None and prompts:
         raise InvalidRequest("--file and prompts were both given; give one of them.", field="file", value=file)
     if file is not None:
         items = items_from_file(file, sampling.given(), is_jsonl=jsonl)
     else:
         items = items_from_arguments(prompts or _piped_prompt(), sampling.given())
+    if not as_json:
+        refuse_logprobs_of(items)
     from pyengine.cli.generate import Presentation, run_generate
 
     return run_generate(items, model, engine.given(), Presentation(as_json, echo, stats, verbose))
@@ -132,7 +139,13 @@ def chat(
         str | None, typer.Option("--system", metavar="TEXT", help="The system message.", show_default=False)
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="A built-in name, a Hugging Face folder, or a hub id.")
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A built-in name, a Hugging Face folder, or a hub id. A name that is not on this machine yet is "
+            "fetched first.",
+        ),
     ] = CHAT_MODEL,
     stats: Stats = False,
     verbose: Verbose = False,
@@ -143,6 +156,7 @@ def chat(
     """Talk with a chat model. Ctrl-C stops an answer, Ctrl-D leaves."""
     from pyengine.cli.prompts import argument_text, read_stdin
 
+    sampling.refuse_logprobs("a chat shows no log-probabilities; use pyengine generate --json.")
     params = sampling.params()
     if params.n > 1:
         raise InvalidRequest(f"--n is {params.n}; a chat has one answer at a time.", field="n", value=params.n, limit=1)
@@ -166,7 +180,9 @@ def info(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A built-in name, a Hugging Face folder, or a hub id. Default: the built-in model.", show_default=False
+            help="A built-in name, a Hugging Face folder, or a hub id. Default: the built-in model. A name that is not "
+            "on this machine yet is fetched first.",
+            show_default=False,
         ),
     ] = None,
     build: Annotated[
@@ -178,12 +194,14 @@ def info(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> int:
-    """Show what a model is and what fits into this machine's memory. Loads no weights."""
+    """Show what a model is and what fits into this machine's memory. Loads no weights, but fetches a named model."""
     from pyengine.cli.info import run_build_info, run_info
 
     if build:
         if model is not None:
             raise InvalidRequest("--build shows no model; leave MODEL out.", field="model", value=model)
+        if dtype is not None:
+            raise InvalidRequest("--build shows no model; leave --dtype out.", field="dtype", value=dtype)
         return run_build_info(as_json=as_json)
     return run_info(model, dtype=dtype, as_json=as_json)
 

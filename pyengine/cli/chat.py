@@ -39,6 +39,11 @@ class Conversation:
         self._messages = list(self._start)
         self._out = TextOutput()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is remembered but the system message."""
+        return self._messages == self._start
+
     def reset(self) -> None:
         """Forget everything but the system message."""
         self._messages = list(self._start)
@@ -123,12 +128,18 @@ def _take_turn(conversation: Conversation, question: str, load_s: float | None) 
         if isinstance(error, (EngineFailed, EngineClosed)):
             return False
         if isinstance(error, NeverFits):
-            note("The conversation has become too long; /reset forgets it.")
+            note(_too_long_hint(conversation))
         return True
     if interrupt.requested:
         note("(stopped)")
     _note_turn(metrics, load_s)
     return True
+
+
+def _too_long_hint(conversation: Conversation) -> str:
+    if conversation.is_empty:
+        return "The message alone is too long; write a shorter one."
+    return "The conversation has become too long; /reset forgets it."
 
 
 def _note_turn(metrics: RequestMetrics | None, load_s: float | None) -> None:

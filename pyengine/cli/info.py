@@ -11,7 +11,8 @@ from typing import Any
 
 from pyengine.backends.memory import available_memory
 from pyengine.backends.native import native_context
-from pyengine.checkpoint import Checkpoint, eos_token_ids, generation_defaults, open_checkpoint, resolve_model
+from pyengine.checkpoint import Checkpoint, eos_token_ids, generation_defaults, open_checkpoint
+from pyengine.cli.fetching import found_model
 from pyengine.cli.terminal import TextOutput
 from pyengine.errors import InvalidRequest
 from pyengine.models.rope import longest_context
@@ -104,7 +105,7 @@ def model_record(model: str | None, dtype: str) -> dict[str, Any]:
         raise InvalidRequest(
             f"dtype is {dtype!r}; it must be one of {allowed}.", field="dtype", value=dtype, limit=allowed
         )
-    resolved = resolve_model(model)
+    resolved = found_model(model)
     with open_checkpoint(resolved.folder) as checkpoint:
         has_tokenizer = (resolved.folder / "tokenizer.json").exists()
         tokenizer = Tokenizer.from_folder(resolved.folder) if has_tokenizer else None

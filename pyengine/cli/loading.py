@@ -9,7 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pyengine.checkpoint import resolve_model
+# Loading an engine would import these two; here they are imported while Ctrl-C still ends the process (see cli.main).
+import tokenizers  # noqa: F401
+
+import pyengine.backends.cpu  # noqa: F401
+from pyengine.cli.fetching import found_model
 from pyengine.cli.terminal import loading_bar, note
 from pyengine.engine import Engine
 
@@ -26,7 +30,7 @@ class LoadedEngine:
 def loaded_engine(model: str | None, settings: Mapping[str, Any], *, verbose: bool) -> Iterator[LoadedEngine]:
     """The engine; closed at the end. What it uses is said on a terminal, or where `verbose` asks for it."""
     started = time.monotonic()
-    name = resolve_model(model).name  # first, because a model that has to be fetched shows a bar of its own
+    name = found_model(model).name  # first, because a model that has to be fetched shows a bar of its own
     with loading_bar(f"Loading {name}") as progress:
         engine = Engine(model, progress=progress, **settings)
     with engine:

@@ -17,7 +17,13 @@ _SAMPLING, _END, _ENGINE = "Sampling", "Length and end", "Engine"
 
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="A built-in name, a Hugging Face folder, or a hub id.", show_default=False),
+    typer.Option(
+        "--model",
+        "-m",
+        help="A built-in name, a Hugging Face folder, or a hub id. A name that is not on this machine yet is fetched "
+        "first.",
+        show_default=False,
+    ),
 ]
 
 
@@ -89,6 +95,13 @@ class SamplingOptions:
             given["logit_bias"] = _parsed_bias(given["logit_bias"])
         given["skip_special_tokens"] = not given.pop("show_special_tokens")
         return given
+
+    def refuse_logprobs(self, why: str) -> None:
+        """Raise InvalidRequest if --logprobs or --prompt-logprobs was given."""
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                raise InvalidRequest(f"--{name.replace('_', '-')} is {value}, but {why}", field=name, value=value)
 
     def params(self) -> SamplingParams:
         """The sampling parameters that were given. Raises InvalidRequest."""

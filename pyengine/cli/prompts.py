@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyengine.cli.process import as_json, plain_message
 from pyengine.errors import InvalidRequest
 from pyengine.sampling_params import SamplingParams
 
@@ -63,6 +65,18 @@ def items_from_file(file: str, given: Mapping[str, Any], *, is_jsonl: bool | Non
     return [_item_of_record(line, index, f"{name}, line {number}", given) for index, (number, line) in enumerate(lines)]
 
 
+def refuse_logprobs_of(items: Sequence[PromptItem]) -> None:
+    """Raise InvalidRequest for a record that asks for log-probabilities, which only --json shows."""
+    for item in items:
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(item.params, name) is not None:
+                raise InvalidRequest(
+                    f"prompt {item.id}: params has {name}, but without --json no log-probability is shown; add --json.",
+                    field=name,
+                    value=getattr(item.params, name),
+                )
+
+
 def read_stdin() -> str:
     """All of standard input, as one prompt, without the newline that ends its last line. Raises InvalidRequest."""
     data = sys.stdin.buffer.read() if sys.stdin is not None else b""
@@ -96,9 +110,13 @@ def _decoded(data: bytes, name: str) -> str:
 
 def _item_of_record(line: str, index: int, where: str, given: Mapping[str, Any]) -> PromptItem:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        record = json.loads(
+            line, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite_number
+        )
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidRequest(f"{where}: not valid JSON ({error}).", field="file", value=line[:80]) from error
+    except ValueError as error:
+        raise InvalidRequest(f"{where}: {error}.", field="file", value=line[:80]) from error
     if not isinstance(record, dict) or "prompt" not in record:
         raise InvalidRequest(
             f'{where}: it must be an object with a prompt, for example {{"prompt": "Once"}}.', field="file"
@@ -108,16 +126,45 @@ def _item_of_record(line: str, index: int, where: str, given: Mapping[str, Any])
             raise InvalidRequest(
                 f"{where}: {key!r} is not known; a record has {', '.join(_RECORD_KEYS)}.", field=key, value=record[key]
             )
+    prompt = record["prompt"]
+    if not isinstance(prompt, (str, list)):
+        raise InvalidRequest(
+            f"{where}: prompt is {as_json(prompt)}; it must be a text or a list of token ids.",
+            field="prompt",
+            value=prompt,
+        )
     own = record.get("params", {})
     if not isinstance(own, dict):
-        raise InvalidRequest(f"{where}: params is {own!r}; it must be an object.", field="params", value=own)
+        raise InvalidRequest(f"{where}: params is {as_json(own)}; it must be an object.", field="params", value=own)
     if isinstance(own.get("logit_bias"), dict):  # the keys of a JSON object are always text
         own = {**own, "logit_bias": {_as_int(key): value for key, value in own["logit_bias"].items()}}
     try:
         params = SamplingParams.from_dict({**given, **own})
     except InvalidRequest as error:
-        raise InvalidRequest(f"{where}: {error}", field=error.field, value=error.value, limit=error.limit) from error
-    return PromptItem(record.get("id", index), record["prompt"], params)
+        message = f"{where}: {plain_message(error)}"
+        raise InvalidRequest(message, field=error.field, value=error.value, limit=error.limit) from error
+    return PromptItem(record.get("id", index), prompt, params)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for a key that is there twice: one of its values would be ignored."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {as_json(key)} is there twice")
+        found[key] = value
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")
+
+
+def _finite_number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large a number")
+    return value
 
 
 def _as_int(key: str) -> int | str:

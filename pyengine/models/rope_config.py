@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pyengine.errors import ModelError
 from pyengine.models.config_reader import ConfigReader, checked_number
 from pyengine.models.spec import RopeSpec
 
@@ -96,8 +97,16 @@ def _rope_parameters(
             raise reader.refuse(f"{section}.{key}", value, f"absent: rope of kind {kind} is not known to use it")
     for key, (needed, _) in known.items():
         if needed and key not in parameters:
-            raise reader.refuse(f"{section}.{key}", None, f"given: rope of kind {kind} needs it")
+            raise _missing(reader, section, kind, key)
+    if kind == "yarn" and "factor" not in found:  # null asks for the ratio of the lengths, absent is a mistake
+        raise _missing(reader, section, kind, "factor")
     return _with_trained_length(reader, section, kind, parameters)
+
+
+def _missing(reader: ConfigReader, section: str, kind: str, key: str) -> ModelError:
+    return ModelError(
+        f"config.json of a {reader.family} model: {section}.{key} is missing; rope of kind {kind} needs a number there."
+    )
 
 
 def _with_trained_length(
@@ -110,9 +119,14 @@ def _with_trained_length(
     if kind in ("llama3", "yarn"):
         if reader.value("original_max_position_embeddings") is not None:  # at the top level it has priority, as in HF
             parameters["original_max_position_embeddings"] = reader.integer("original_max_position_embeddings")
+        if kind == "yarn" and "factor" not in parameters and "original_max_position_embeddings" not in parameters:
+            raise _missing(reader, section, kind, "factor")
         original = parameters.setdefault("original_max_position_embeddings", longest)
-        if kind == "yarn":
-            parameters.setdefault("factor", longest / original)
+        if kind == "yarn" and "factor" not in parameters:
+            ratio = longest / original
+            parameters["factor"] = checked_number(
+                reader, f"{section}.factor", ratio, ROPE_KEYS[kind]["factor"][1], 1e12
+            )
     if kind == "llama3" and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
         wanted = f"more than low_freq_factor, {parameters['low_freq_factor']:g}"
         raise reader.refuse(f"{section}.high_freq_factor", parameters["high_freq_factor"], wanted)

@@ -256,6 +256,14 @@ def test_a_folder_without_our_weights_says_what_it_holds(
     refused(tmp_path, *words)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors"])
+def test_a_link_to_nothing_is_called_that(name: str, tiny_config: Any, tiny_arrays: Any, write_folder: Any) -> None:
+    folder = write_folder(tiny_config(), tiny_arrays(tiny_config()))
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("../gone")
+    refused(folder, f"{folder / name} is a link to nothing: ../gone does not exist")
+
+
 @pytest.mark.parametrize(("name", "word"), [(Q, "missing"), (HEAD, "not tied"), (EMBEDDING, "missing")])
 def test_a_missing_tensor_is_named(name: str, word: str, tiny_config: Any, tiny_arrays: Any, write_folder: Any) -> None:
     arrays = tiny_arrays(tiny_config())

@@ -69,6 +69,35 @@ def test_an_unknown_name_lists_what_was_tried(name: str, tmp_path: Path, monkeyp
     assert all(word in str(caught.value) for word in (name, "stories-1m", NAME, "folder", "owner/name"))
 
 
+def test_a_path_that_cannot_be_looked_at_is_a_model_error(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ModelError, match=r"loop cannot be read: Too many levels"):
+        resolve_model(tmp_path / "loop")
+    with pytest.raises(ModelError, match=r"^The model x+\.\.\. cannot be read: File name too long\.$") as caught:
+        resolve_model("x" * 5000)
+    assert len(str(caught.value)) < 300
+    with pytest.raises(ModelError, match="~no-such-user-here"):
+        resolve_model("~no-such-user-here/model")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_without_permission_is_a_model_error(tmp_path: Path) -> None:
+    inner = tmp_path / "closed" / "model"
+    inner.mkdir(parents=True)
+    inner.parent.chmod(0)
+    try:
+        with pytest.raises(ModelError, match="cannot be read: Permission denied"):
+            resolve_model(inner)
+    finally:
+        inner.parent.chmod(0o700)
+
+
+def test_a_link_to_nothing_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to("gone")
+    with pytest.raises(ModelError, match="model is a link to nothing: gone does not exist"):
+        resolve_model(tmp_path / "model")
+
+
 class Hub:
     """Stands for the hub's client: a local cache, and a network that may be down."""
 
@@ -117,6 +146,14 @@ def test_a_hub_id_uses_the_local_cache_only_if_it_is_complete(
     found = resolve_model("owner/model")
     assert (found.folder.name, found.name) == ("local" if is_complete else "remote", "owner/model")
     assert len(hub.calls) == (1 if is_complete else 2)
+
+
+def test_a_download_from_the_hub_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(None, snapshot(tmp_path / "remote", *COMPLETE))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    said: list[str] = []
+    resolve_model("owner/model", progress=lambda what, part: said.append(what))
+    assert said == ["Fetching owner/model from the Hugging Face hub"]
 
 
 def test_without_a_network_the_error_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:

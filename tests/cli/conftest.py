@@ -32,6 +32,8 @@ TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 )
 ELSEWHERE = Path(__file__).parent  # not the repository's root, where the source tree would hide the installed package
+# So long that a run without a limit is still at work when a slow machine gets round to pressing Ctrl-C.
+CHAT_CONTEXT = 65536
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -133,6 +135,23 @@ class OnTerminal:
             assert time.monotonic() < deadline, f"{text!r} did not appear in {self.shown!r}"
             assert self._read(1.0), f"it ended without {text!r}: {self.shown!r}"
 
+    def leave(self, keys: str) -> int:
+        """Press keys until it ends, and return the exit code.
+
+        Once may not be enough: a Ctrl-C that comes after Python's readline has written the prompt and before it waits
+        for keys is noticed with the next key only.
+        """
+        for _ in range(30):
+            try:
+                self.type(keys)
+            except OSError:  # macOS says so when the other side is closed
+                break
+            deadline = time.monotonic() + 1.0
+            while time.monotonic() < deadline:
+                if not self._read(0.1):
+                    return self.end()
+        return self.end()
+
     def end(self) -> int:
         """Read to the end and return the exit code."""
         deadline = time.monotonic() + DEADLINE_S
@@ -190,7 +209,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "max_position_embeddings": 8192,
+        "max_position_embeddings": CHAT_CONTEXT,
         "torch_dtype": "float32",
     }
     (folder / "config.json").write_text(json.dumps(config))

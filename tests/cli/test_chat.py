@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pyengine import Engine, SamplingParams
 
 
@@ -30,6 +32,15 @@ def test_a_model_without_a_template_is_refused_and_a_chat_model_named(
     assert "smollm2-135m-instruct" in finished.err
     assert finished.err.count("\n") == 1
     assert (finished.code, finished.out) == (1, "")
+
+
+@pytest.mark.parametrize("option", ["--logprobs", "--prompt-logprobs"])
+def test_log_probabilities_are_not_promised(run: Callable[..., Any], chat_model: Path, option: str) -> None:
+    finished = run("chat", "Why?", "-m", str(chat_model), option, "1")
+    assert finished.err == (
+        f"pyengine: error: {option} is 1, but a chat shows no log-probabilities; use pyengine generate --json.\n"
+    )
+    assert (finished.code, finished.out) == (2, "")
 
 
 def test_an_empty_question_is_refused(run: Callable[..., Any], chat_model: Path) -> None:

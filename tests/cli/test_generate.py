@@ -13,6 +13,8 @@ import pytest
 
 from pyengine import Engine, SamplingParams
 
+from .conftest import COMMAND, ELSEWHERE, environment
+
 PROMPT = "Once upon a time"
 SAMPLED = ("--temperature", "0.8", "--seed", "7", "--max-tokens", "12")
 
@@ -142,6 +144,11 @@ def test_a_lowered_max_tokens_is_said(run: Callable[..., Any], built_in: list[st
         (["x", "--file", "y"], "pyengine: error: --file and prompts were both given"),
         (["x", "--dtype", "int8"], "pyengine: error: dtype is 'int8'; it must be one of auto, float32"),
         (["x", "--top-k", "many"], "--top-k"),
+        (["x", "--max-tokens", "0"], "pyengine: error: max_tokens is 0; it must be an integer >= 1.\n"),
+        (["x", "--logprobs", "2"], "--logprobs is 2, but without --json no log-probability is shown; add --json"),
+        (["x", "--prompt-logprobs", "0"], "--prompt-logprobs is 0, but without --json"),
+        (["x", "--jsonl"], "--jsonl says what FILE holds; add --file FILE"),
+        (["x", "--lines"], "--lines says what FILE holds; add --file FILE"),
     ],
 )
 def test_a_wrong_command_line_is_named_and_exits_2(
@@ -160,6 +167,13 @@ def test_a_wrong_record_is_named_with_its_line_before_anything_runs(
         "generate", "-f", "-", "--jsonl", *built_in, stdin='{"prompt": "x"}\n{"prompt": "x", "params": {"topp": 1}}'
     )
     assert "standard input, line 2: 'topp' is not a sampling parameter" in finished.err
+    assert (finished.code, finished.out) == (2, "")
+
+
+def test_a_record_that_asks_for_logprobs_needs_json(run: Callable[..., Any], built_in: list[str]) -> None:
+    record = '{"prompt": "x", "id": "a", "params": {"logprobs": 1}}'
+    finished = run("generate", "-f", "-", "--jsonl", *built_in, stdin=record)
+    assert "prompt a: params has logprobs, but without --json" in finished.err
     assert (finished.code, finished.out) == (2, "")
 
 
@@ -189,6 +203,34 @@ def test_a_reader_that_goes_away_ends_it_quietly(
     os.close(reading)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", [["generate", "--help"], ["--version"], ["info", "--build"]])
+def test_help_and_facts_for_a_reader_that_has_gone_away_end_like_text(
+    start: Callable[..., subprocess.Popen[bytes]], arguments: list[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start(*arguments, stdout=writing)
+    os.close(writing)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", [["generate", "x", "-t", "2"], ["generate", "--help"], ["--version"]])
+def test_without_a_standard_output_nothing_gets_lost_quietly(built_in: list[str], arguments: list[str]) -> None:
+    options = built_in if arguments[1:2] == ["x"] else []
+    process = subprocess.run(
+        ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, *arguments, *options],
+        cwd=ELSEWHERE,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    assert process.stderr == b"pyengine: error: Standard output cannot be written: it is closed.\n"
+    assert process.returncode == 1
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")

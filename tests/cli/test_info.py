@@ -61,7 +61,7 @@ def test_info_for_people_shows_the_same_numbers(run: Callable[..., Any], chat_mo
     record = model_record(str(chat_model), "auto")
     shown = run("info", str(chat_model)).out
     assert re.search(rf"^parameters +{record['parameters']:,}$", shown, re.MULTILINE)
-    assert re.search(r"^context +8,192 tokens$", shown, re.MULTILINE)
+    assert re.search(r"^context +65,536 tokens$", shown, re.MULTILINE)
     assert re.search(rf"^KV per token +{record['memory']['kv_bytes_per_token']:,} bytes", shown, re.MULTILINE)
     assert re.search(r"^chat template +yes$", shown, re.MULTILINE)
 

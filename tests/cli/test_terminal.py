@@ -24,10 +24,10 @@ def test_text_appears_as_it_is_made_and_ctrl_c_ends_it_without_a_trace(
     on_terminal: Callable[..., Any], chat_model: Path
 ) -> None:
     process = on_terminal("generate", "Once", "-m", str(chat_model), *only("a"))
-    process.wait_for("aaaa")  # long before the 8000 tokens that the context has room for
+    process.wait_for("aaaa")  # long before the 65,000 tokens that the context has room for
     process.type(CTRL_C)
     assert process.end() == 130
-    assert process.shown.count("a") < 7000
+    assert process.shown.count("a") < 60_000
     assert "Traceback" not in process.shown
     assert re.search(r"aaaa(\^C)?a*\r\n$", process.shown)
 
@@ -96,9 +96,43 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(on_terminal: Callable
     process.type("/nonsense\n")
     process.wait_for("There is no command /nonsense")
     process.wait_for(">>> ", times=3)
-    process.type(CTRL_C)
-    assert process.end() == 130
+    assert process.leave(CTRL_C) == 130
     assert "Traceback" not in process.shown
+
+
+def test_ctrl_c_twice_in_a_row_leaves_a_conversation_like_once(
+    on_terminal: Callable[..., Any], chat_model: Path
+) -> None:
+    process = on_terminal("chat", "-m", str(chat_model))
+    process.wait_for(">>> ")
+    assert process.leave(CTRL_C + CTRL_C) == 130
+    assert "Traceback" not in process.shown
+    assert "ignored" not in process.shown
+
+
+def test_ctrl_c_twice_in_an_answer_leaves_without_a_trace(on_terminal: Callable[..., Any], chat_model: Path) -> None:
+    process = on_terminal("chat", "-m", str(chat_model), *only("a"))
+    process.wait_for(">>> ")
+    process.type("Hi\n")
+    process.wait_for("aaaa")
+    assert process.leave(CTRL_C + CTRL_C) == 130
+    assert "Traceback" not in process.shown
+
+
+def test_a_first_message_that_is_too_long_is_not_blamed_on_the_conversation(
+    on_terminal: Callable[..., Any], chat_model: Path
+) -> None:
+    options = ("-m", str(chat_model), *only("a"), "-t", "60", "--max-context", "100")
+    process = on_terminal("chat", *options)
+    for turn, line in enumerate(["x" * 90, "Hi", "x" * 20], 1):
+        process.wait_for(">>> ", times=turn)
+        process.type(f"{line}\n")
+    process.wait_for(">>> ", times=4)
+    process.type(CTRL_D)
+    assert process.end() == 0
+    alone = process.shown.index("The message alone is too long")
+    together = process.shown.index("The conversation has become too long; /reset forgets it.")
+    assert alone < process.shown.index("aaaa") < together
 
 
 def test_quit_ends_a_conversation_well(on_terminal: Callable[..., Any], chat_model: Path) -> None:
