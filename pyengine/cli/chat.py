@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import pyengine.text.chat_template  # noqa: F401 (needed later, and imported while Ctrl-C still ends the process)
 from pyengine.cli.batch import passes
 from pyengine.cli.loading import loaded_engine
 from pyengine.cli.process import DONE, FAILED, INTERRUPTED, InterruptRequest

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-# Loading an engine would import these two; here they are imported while Ctrl-C still ends the process (see cli.main).
+# Loading an engine would import these; here they are imported while Ctrl-C still ends the process (see cli.main).
 import tokenizers  # noqa: F401
 
+import pyengine._cpu
 import pyengine.backends.cpu  # noqa: F401
 from pyengine.cli.fetching import found_model
 from pyengine.cli.terminal import loading_bar, note

@@ -68,6 +68,12 @@ def exit_of(application: Callable[[], object]) -> NoReturn:
     except PyEngineError as error:
         code = FAILED
         note_error(str(error))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        code = FAILED
+        note_error(f"Standard output cannot be written: {error.strerror}.")
+        _discard_further_output()
     ignore_interrupts()
     try:
         sys.stdout.flush()

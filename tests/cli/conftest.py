@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def run() -> Run:
 def start() -> Callable[..., subprocess.Popen[bytes]]:
     """Start `pyengine ARGUMENTS` and leave its streams to the caller."""
 
-    def popen(*arguments: str, stdout: int) -> subprocess.Popen[bytes]:
+    def popen(*arguments: str, stdout: int, **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [*COMMAND, *arguments],
             cwd=ELSEWHERE,
@@ -101,6 +102,7 @@ def start() -> Callable[..., subprocess.Popen[bytes]]:
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,
+            **options,
         )
 
     return popen

@@ -13,8 +13,6 @@ import pytest
 
 from pyengine import Engine, SamplingParams
 
-from .conftest import COMMAND, ELSEWHERE, environment
-
 PROMPT = "Once upon a time"
 SAMPLED = ("--temperature", "0.8", "--seed", "7", "--max-tokens", "12")
 
@@ -218,27 +216,24 @@ def test_help_and_facts_for_a_reader_that_has_gone_away_end_like_text(
 
 
 @pytest.mark.parametrize("arguments", [["generate", "x", "-t", "2"], ["generate", "--help"], ["--version"]])
-def test_without_a_standard_output_nothing_gets_lost_quietly(built_in: list[str], arguments: list[str]) -> None:
+def test_without_a_standard_output_nothing_gets_lost_quietly(
+    start: Callable[..., subprocess.Popen[bytes]], built_in: list[str], arguments: list[str]
+) -> None:
     options = built_in if arguments[1:2] == ["x"] else []
-    process = subprocess.run(
-        ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, *arguments, *options],
-        cwd=ELSEWHERE,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        timeout=60,
-        check=False,
-    )
-    assert process.stderr == b"pyengine: error: Standard output cannot be written: it is closed.\n"
+    process = start(*arguments, *options, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.close(1))
+    _, err = process.communicate(timeout=60)
+    assert err == b"pyengine: error: Standard output cannot be written: it is closed.\n"
     assert process.returncode == 1
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["generate", "x", "-t", "2"], ["generate", "--help"], ["--version"]])
 def test_a_full_disk_is_one_line_and_exits_1(
-    start: Callable[..., subprocess.Popen[bytes]], built_in: list[str]
+    start: Callable[..., subprocess.Popen[bytes]], built_in: list[str], arguments: list[str]
 ) -> None:
+    options = built_in if arguments[1:2] == ["x"] else []
     with open("/dev/full", "wb") as full:
-        process = start("generate", "x", "-t", "2", *built_in, stdout=full.fileno())
+        process = start(*arguments, *options, stdout=full.fileno())
         _, err = process.communicate(timeout=60)
     assert err.decode().startswith("pyengine: error: Standard output cannot be written: No space left")
     assert err.count(b"\n") == 1
