@@ -11,6 +11,7 @@ See docs/benchmarks.md. This is not a test: it judges nothing and always exits w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -115,7 +116,8 @@ class Worker:
         assert self._process.stdout is not None
         self._process.kill()
         self._process.wait()
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # what was still buffered for a process that has gone
+            self._process.stdin.close()
         self._process.stdout.close()
         self._log.close()
 

@@ -42,11 +42,12 @@ PET_NAMES = {
     "she": words(f"{PET_NAMES_OF_ALL} Dot Fern Hazel Tilly Clover Olive Honey Bella Poppy Misty Luna Holly"),
     "he": words(f"{PET_NAMES_OF_ALL} Bruno Rusty Patch Rocky Toby Buddy Biscuit Ziggy Teddy Oscar Chip Waffles"),
 }
+# Any start, middle and end must make a name fit for children; see the test of invented names.
 SYLLABLES_START = words(
-    "Ba Be Bo Da De Do Fa Fi Ka Ke Ki La Le Lo Lu Ma Me Mi Na Ne No Pa Pe Ra Ri Ro Sa Se Ta Te Ti Va Wi Za"
+    "Ba Be Bo Da De Do Fi Ka Ke Ki La Le Lo Lu Ma Me Mi Na Ne No Pa Ra Ri Ro Sa Se Ta Te Ti Va Vi Wi Za Zo Zu"
 )
-SYLLABLES_MIDDLE = words("la ra mi no ri lo be da ni vi sa to ke lu")
-SYLLABLES_END = {"she": words("na la ria lia ssa nda ra mi"), "he": words("n ro k lo mon rt do x")}
+SYLLABLES_MIDDLE = words("la ra mi no ri lo be da ni vi sa to lu rri")
+SYLLABLES_END = {"she": words("na la ria lia ssa nda ra mi"), "he": words("no ro lo vin bert rto ndo rro")}
 
 # kind, adjectives, young word
 ANIMALS = (
@@ -1122,7 +1123,14 @@ PICNIC: tuple[Beat, ...] = (
 )
 
 RAINBOW: tuple[Beat, ...] = (
-    ("{when} it rained, and then the sun came out. {A} saw a big rainbow.", "{when} {A} saw a rainbow over the hills."),
+    (
+        "{when} it rained, and then the sun came out. {A} saw a big rainbow.",
+        "{when} {A} saw a rainbow over the hills.",
+        "{when} there was a rainbow in the sky. {A} could not stop looking at it.",
+        "{when} the rain stopped, and {A} saw a [big|bright|beautiful] rainbow.",
+        "{when} {A} looked up and saw a [bright|big] rainbow.",
+        '{when} {B.full} called {A}. "Come and look! There is a rainbow!"',
+    ),
     (
         '"I want to touch it," {A.he} said. {A.He} walked and walked, but the rainbow was always far away.',
         "{A} ran after it [until {A.he} was tired|over the hill], but {A.he} could not catch it.",

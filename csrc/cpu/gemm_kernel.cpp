@@ -58,8 +58,9 @@ static_assert(kPanelVecs % kTileVecs == 0);
 
 // Bytes ahead of the current step that a tile prefetches when its weights come straight from memory.
 constexpr int64_t kStreamAhead = 2048;
-// A block of a panel that several tiles of rows read in turn: half of a first-level cache.
-constexpr int64_t kBlockBytes = 18 * 1024;
+// A block of a panel that several tiles of rows read in turn, from the second-level cache: that keeps up, being read in
+// order, while each block more costs a trip of all sums through y.
+constexpr int64_t kBlockBytes = 96 * 1024;
 
 struct Tile {
     const char* x;     // first row, at the first k of the block
@@ -201,7 +202,7 @@ struct Gemm {
         tile_for<W, kPanelVecs, true, kWideRows>(static_cast<int>(job.rows))(tile_in_place(0, panel, 0));
     }
 
-    // One panel in several tiles, k in blocks that stay in the first-level cache from tile to tile.
+    // One panel in several tiles, k in blocks that stay in the second-level cache from tile to tile.
     void blocked(int64_t panel) const {
         const int64_t num_blocks = (panel_stride + kBlockBytes - 1) / kBlockBytes;
         for (int64_t block = 0; block < num_blocks; ++block) {

@@ -177,7 +177,13 @@ PYENGINE_INLINE float reduce_max(Vec v) {
 
 // ---- bf16 ----------------------------------------------------------------------------------------------------------
 
-PYENGINE_INLINE UVec widen(HVec h) { return __builtin_convertvector(h, UVec); }
+PYENGINE_INLINE UVec widen(HVec h) {
+#if defined(__AVX512F__)
+    return (UVec)_mm512_cvtepu16_epi32((__m256i)h);  // the compiler makes two halves of it
+#else
+    return __builtin_convertvector(h, UVec);
+#endif
+}
 
 PYENGINE_INLINE float bf16_to_float(uint16_t bits) {
     const uint32_t word = static_cast<uint32_t>(bits) << 16;
@@ -362,10 +368,14 @@ PYENGINE_INLINE Vec exp_without_scale(Vec x, IVec* n) {
 // exp(x); 0 below -104, infinity above 88.73, NaN of NaN.
 PYENGINE_INLINE Vec exp(Vec x) {
     IVec n;
-    const Vec power = exp_without_scale(min(max(x, broadcast(-105.0f)), broadcast(89.0f)), &n);
+    // min and max keep their second argument's NaN.
+    const Vec power = exp_without_scale(min(broadcast(89.0f), max(broadcast(-105.0f), x)), &n);
+#if defined(__AVX512F__)
+    return (Vec)_mm512_scalef_ps((__m512)power, _mm512_cvtepi32_ps((__m512i)n));
+#else
     const IVec half = n >> 1;  // 2^n in two steps: n reaches from -151 to 128
-    const Vec y = power * power_of_two(half) * power_of_two(n - half);
-    return select((IVec)(x == x), y, x);
+    return power * power_of_two(half) * power_of_two(n - half);
+#endif
 }
 
 // exp(x) for x <= 0 in fewer steps, for softmax: what would be below exp(-87) = 1.6e-38 is that. NaN of NaN.

@@ -14,13 +14,13 @@ import pytest
 GRAMMAR_FILE = Path(__file__).resolve().parents[2] / "tools" / "story_grammar.py"
 SEEDS = range(3000)
 PINNED_STORY = (
-    "The girl was on the hill. Her name was Julia, and she was very busy. That day, Bubbles did not come to "
+    'The girl was on the hill. Her name was Julia, and she was very busy. That day, Bubbles did not come to '
     'play. "Where is Bubbles?" asked Julia. "She is ill," said her grandma. Julia wanted to make Bubbles '
-    "smile. She put cheese and a wooden box in a basket. On the road, Julia met Vanix the lion. Vanix was so "
-    "hungry, and Julia gave him everything. Julia came to Bubbles's house with wet feet. \"I have nothing for "
-    'you," she said, "only a song." Bubbles sat up in bed. "You came! That is the best medicine," she said. '
-    "Julia read a book to her, and Bubbles laughed and laughed. Soon, Bubbles was well again, and they went to "
-    "the hill together. And they were all very happy."
+    'smile. She put cheese and a wooden box in a basket. On the road, Julia met Winirro the lion. Winirro was '
+    'so hungry, and Julia gave him everything. Julia came to Bubbles\'s house with wet feet. "I have nothing '
+    'for you," she said, "only a song." Bubbles sat up in bed. "You came! That is the best medicine," she '
+    'said. Julia read a book to her, and Bubbles laughed and laughed. Soon, Bubbles was well again, and they '
+    'went to the hill together. And they were all very happy.'
 )
 
 
@@ -151,3 +151,19 @@ def test_a_name_drill_keeps_to_its_two_characters(grammar: ModuleType) -> None:
         assert re.search(r"[.!?]\"?$", text), text
         assert 3 <= len(re.findall(r"[.!?]", text)) <= 30, text
         assert slots["C"]["proper"] not in text.split(), text
+
+
+def test_no_invented_name_spells_a_rude_word(grammar: ModuleType) -> None:
+    rude = re.compile(
+        "sex|fart|penis|kike|pedo|nazi|porn|rape|anus|slut|fuck|shit|dick|cock|nig|fag|fat|piss|cunt|derp"
+    )
+    middles = ("", *grammar.SYLLABLES_MIDDLE)
+    names = [
+        (start + middle + end).lower()
+        for ends in grammar.SYLLABLES_END.values()
+        for start in grammar.SYLLABLES_START
+        for middle in middles
+        for end in ends
+    ]
+    assert len(names) > 5000
+    assert not [name for name in names if rude.search(name)]
