@@ -14,13 +14,13 @@ import pytest
 GRAMMAR_FILE = Path(__file__).resolve().parents[2] / "tools" / "story_grammar.py"
 SEEDS = range(3000)
 PINNED_STORY = (
-    'The girl was on the hill. Her name was Julia, and she was very busy. That day, Bubbles did not come to '
+    "The girl was on the hill. Her name was Julia, and she was very busy. That day, Bubbles did not come to "
     'play. "Where is Bubbles?" asked Julia. "She is ill," said her grandma. Julia wanted to make Bubbles '
-    'smile. She put cheese and a wooden box in a basket. On the road, Julia met Winirro the lion. Winirro was '
-    'so hungry, and Julia gave him everything. Julia came to Bubbles\'s house with wet feet. "I have nothing '
+    "smile. She put cheese and a wooden box in a basket. On the road, Julia met Winirro the lion. Winirro was "
+    "so hungry, and Julia gave him everything. Julia came to Bubbles's house with wet feet. \"I have nothing "
     'for you," she said, "only a song." Bubbles sat up in bed. "You came! That is the best medicine," she '
-    'said. Julia read a book to her, and Bubbles laughed and laughed. Soon, Bubbles was well again, and they '
-    'went to the hill together. And they were all very happy.'
+    "said. Julia read a book to her, and Bubbles laughed and laughed. Soon, Bubbles was well again, and they "
+    "went to the hill together. And they were all very happy."
 )
 
 
