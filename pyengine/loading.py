@@ -65,16 +65,16 @@ def load_model(
         raise InvalidRequest(
             f"dtype is {dtype!r}; it must be one of {allowed}.", field="dtype", value=dtype, limit=allowed
         )
-    resolved = resolve_model(model)
-    checkpoint = open_checkpoint(resolved.folder)
-    spec = _served_spec(checkpoint, dtype, max_context)
-    tokenizer = Tokenizer.from_folder(resolved.folder) if (resolved.folder / "tokenizer.json").exists() else None
-    defaults = generation_defaults(checkpoint.generation_config)
-    eos_ids = _eos_ids(checkpoint, tokenizer)
     from pyengine.backends.cpu import CpuBackend
 
-    backend = CpuBackend(spec, checkpoint, num_threads=num_threads, progress=progress)
-    checkpoint.close()
+    resolved = resolve_model(model)
+    with open_checkpoint(resolved.folder) as checkpoint:
+        spec = _served_spec(checkpoint, dtype, max_context)
+        has_tokenizer = (resolved.folder / "tokenizer.json").exists()
+        tokenizer = Tokenizer.from_folder(resolved.folder) if has_tokenizer else None
+        defaults = generation_defaults(checkpoint.generation_config)
+        eos_ids = _eos_ids(checkpoint, tokenizer)
+        backend = CpuBackend(spec, checkpoint, num_threads=num_threads, progress=progress)
     return LoadedModel(resolved.name, spec, tokenizer, defaults, eos_ids, backend)
 
 
