@@ -404,10 +404,13 @@ def test_prompt_logprobs_of_preempted_requests_come_once_and_unchanged(model_fol
 
 def test_the_time_in_the_queue_is_what_a_request_waited_for_the_only_seat(model_folder: Path) -> None:
     with Engine(model_folder, kv_cache_memory="4MiB", max_num_seqs=1) as engine:
-        first, second = engine.generate([[5, 6], [7, 8]], GREEDY)
-    assert first.metrics.finished_s is not None
-    assert second.metrics.first_token_s is not None
-    # The second arrives a little after the first and starts when that has ended.
-    arrived_later = second.metrics.arrived_at - first.metrics.arrived_at
-    assert second.metrics.queue_s >= first.metrics.finished_s - arrived_later - 1e-3
-    assert second.metrics.queue_s <= second.metrics.first_token_s
+        ids = [engine.submit([5, 6], GREEDY), engine.submit([7, 8], GREEDY)]
+        first, second = (engine._live[request_id].sequences[0].request for request_id in ids)
+        ends = [event for event in drain(engine) if event.finish_reason is not None]
+    assert [event.request_id for event in ends] == ids
+    assert first.finished_ns is not None
+    assert second.started_ns is not None
+    assert second.started_ns >= first.finished_ns
+    metrics = ends[1].metrics
+    assert metrics is not None
+    assert metrics.queue_s == (second.started_ns - second.arrival_ns) / 1e9 > 0
