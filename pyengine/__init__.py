@@ -46,9 +46,12 @@ def __getattr__(name: str) -> Any:
     if name == "Engine":
         from pyengine.engine import Engine
 
-        return Engine
-    if name == "__version__":
+        value: Any = Engine
+    elif name == "__version__":
         from importlib.metadata import version
 
-        return version("pyengine-llm")
-    raise AttributeError(f"module 'pyengine' has no attribute {name!r}")
+        value = version("pyengine-llm")
+    else:
+        raise AttributeError(f"module 'pyengine' has no attribute {name!r}")
+    globals()[name] = value  # found directly from now on
+    return value
