@@ -315,7 +315,8 @@ def test_an_interrupt_in_a_pass_is_raised_after_it_and_loses_nothing(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may hit a callback of the collector
+# One may hit a callback of the garbage collector, where Python reports it and goes on.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_any_moment_leave_the_engine_whole(engine: Engine) -> None:
     expected = engine.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
 
