@@ -6,13 +6,15 @@ python -m build --outdir "$out" . >"$out.log" 2>&1 || { tail -n 60 "$out.log"; e
 ls -l "$out"
 sdist=$(ls "$out"/*.tar.gz)
 wheel=$(ls "$out"/*.whl)
+in_sdist=$(tar tzf "$sdist")
+in_wheel=$(python -m zipfile -l "$wheel")
 for file in CMakeLists.txt csrc/ops.h csrc/decoder.cpp pyengine/engine.py weights/stories-1m/model.safetensors README.md LICENSE; do
-    tar tzf "$sdist" | grep -q "/$file\$" || { echo "The sdist lacks $file."; exit 1; }
+    grep -q "/$file\$" <<<"$in_sdist" || { echo "The sdist lacks $file."; exit 1; }
 done
 for file in pyengine/engine.py pyengine/py.typed pyengine/weights/stories-1m/model.safetensors; do
-    python -m zipfile -l "$wheel" | grep -q "^$file " || { echo "The wheel lacks $file."; exit 1; }
+    grep -q "^$file " <<<"$in_wheel" || { echo "The wheel lacks $file."; exit 1; }
 done
-if python -m zipfile -l "$wheel" | grep -E '^(tests|tools|csrc|docs)/'; then
+if grep -E '^(tests|tools|csrc|docs)/' <<<"$in_wheel"; then
     echo "The wheel holds files that belong to developers only."
     exit 1
 fi
