@@ -9,8 +9,12 @@ import sys
 
 import pytest
 
-SCRIPT = """
-import json, resource, sys
+from ..process_memory import PEAK_BYTES
+
+SCRIPT = (
+    PEAK_BYTES
+    + """
+import json
 from pyengine import Engine, SamplingParams
 from pyengine.checkpoint import open_checkpoint, resolve_model
 
@@ -18,13 +22,13 @@ folder = resolve_model("smollm2-135m-instruct").folder
 engine = Engine(folder, kv_cache_memory="64MiB", num_threads=2)
 engine.generate([[5] * 1500, [7] * 300], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
 limits = engine.limits
-unit = 1 if sys.platform == "darwin" else 1024
 print(json.dumps({
-    "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+    "peak": peak_bytes(),
     "weights": open_checkpoint(folder).num_bytes,
     "kv": engine.model.backend.kv_block_bytes(limits.block_size) * limits.num_blocks,
 }))
 """
+)
 
 
 @pytest.mark.network
