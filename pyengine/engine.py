@@ -1,7 +1,7 @@
 """Engine: the public face. It turns prompts into requests, runs step after step, and returns text as it is made.
 
 The loop is `schedule -> run -> commit`: Scheduler.schedule() plans a pass, the backend runs it, Scheduler.commit()
-takes the outcomes. Which requests share a pass is decided in pyengine.scheduler alone.
+takes the tokens. Which requests share a pass is decided in pyengine.scheduler alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pyengine.outputs import RequestMetrics, RequestOutput, StreamEvent, TokenLo
 from pyengine.request import Request
 from pyengine.sampling_params import SamplingParams
 from pyengine.sampling_row import SamplingRow, child_seed
-from pyengine.scheduler import Outcome, Scheduler, StepPlan
+from pyengine.scheduler import Scheduler, StepPlan
 from pyengine.text import Tokenizer
 
 MAX_THREADS = 4096  # more than any machine has; beyond its processors a number changes nothing
@@ -75,9 +75,10 @@ _Delta = tuple[_Sequence, str, tuple[int, ...], tuple[TokenLogprobs, ...] | None
 
 @dataclass(slots=True)
 class _TakenResults:
-    """What a pass gave: an outcome for each request of the plan, how each completion grew, which requests failed."""
+    """What a pass gave: each request's token, who ended and how, how each completion grew, which requests failed."""
 
-    outcomes: list[Outcome | None]
+    token_ids: list[int | None]
+    finish_reasons: dict[int, str] = field(default_factory=dict)
     deltas: list[_Delta] = field(default_factory=list)
     failures: list[tuple[_Submitted, RequestFailed]] = field(default_factory=list)
 
@@ -482,7 +483,7 @@ class Engine:
         except _PlanRefused as refusal:
             self._give_up(plan, refusal)
             return
-        self._scheduler.commit(plan, taken.outcomes)
+        self._scheduler.commit(plan, taken.token_ids, taken.finish_reasons)
         for event in taken.deltas:
             self._emit(*event)
         for submitted, failure in taken.failures:
@@ -566,7 +567,9 @@ class Engine:
                 taken.failures.append((sequence.owner, failure))
                 continue
             sequence.row.append(token_ids[r])
-            taken.outcomes[i] = Outcome(token_ids[r], sequence.state.finish_reason)
+            taken.token_ids[i] = token_ids[r]
+            if sequence.state.finish_reason is not None:
+                taken.finish_reasons[i] = sequence.state.finish_reason
             taken.deltas.append((sequence, text, (token_ids[r],), None if logprobs is None else (logprobs,)))
         return taken
 

@@ -10,12 +10,14 @@ from typing import Any
 class RequestState(Enum):
     """Where a request is; it is in exactly one container of the scheduler for each.
 
-    WAITING: accepted, not started. PREFILL: running, some known tokens have no KV yet. DECODE: running, each step
-    computes its newest token and samples the next. PREEMPTED: waiting again; tokens kept, KV blocks dropped.
+    WAITING: accepted, not started. HELD: accepted, and may not start until its cause is gone. PREFILL: running, some
+    known tokens have no KV yet. DECODE: running, each step computes its newest token and samples the next.
+    PREEMPTED: waiting again; tokens kept, KV blocks dropped.
     FINISHED: `finish_reason` says how.
     """
 
     WAITING = "waiting"
+    HELD = "held"
     PREFILL = "prefill"
     DECODE = "decode"
     PREEMPTED = "preempted"
@@ -23,13 +25,14 @@ class RequestState(Enum):
 
 
 LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.FINISHED}),
+    RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.HELD, RequestState.FINISHED}),
+    RequestState.HELD: frozenset({RequestState.WAITING, RequestState.FINISHED}),
     RequestState.PREFILL: frozenset({RequestState.DECODE, RequestState.PREEMPTED, RequestState.FINISHED}),
     RequestState.DECODE: frozenset({RequestState.PREEMPTED, RequestState.FINISHED}),
     RequestState.PREEMPTED: frozenset({RequestState.PREFILL, RequestState.FINISHED}),
     RequestState.FINISHED: frozenset(),
 }
-QUEUED_STATES = frozenset({RequestState.WAITING, RequestState.PREEMPTED})
+QUEUED_STATES = frozenset({RequestState.WAITING, RequestState.HELD, RequestState.PREEMPTED})
 
 
 class Request:
@@ -43,7 +46,13 @@ class Request:
         num_computed_tokens: how many have their KV computed, or being computed by the step in flight.
         max_tokens: most output tokens, already clamped to context and pool.
         max_tokens_clamped: whether the limit asked for was lowered.
+        priority: class, an integer; a smaller one is served first.
+        tenant: on whose account it runs.
+        cache_salt: KV is shared only between requests of the same salt.
+        ttft_limit_ns / itl_limit_ns: the longest it may wait for its first token, and between two tokens; None: no
+            limit.
         needs_all_prompt_logits: prompt log-probabilities were asked for, so its prompt is always computed whole.
+        block_hashes: of the first full blocks of its tokens, as the KV cache computed them.
         block_table: KV block of each run of block_size tokens; only appended to while it runs.
         group: the sequences of the same submit, None when it is alone.
         arrival_ns / arrival_seq: when it was accepted, and its number in the order of acceptance.
@@ -53,17 +62,22 @@ class Request:
         num_preemptions: how often it lost its KV; num_recomputed_tokens: what that cost.
         num_cached_tokens: prompt tokens whose KV existed already when it first started.
         finish_reason: "stop", "length", "abort" or "error" once it is FINISHED.
+        log: the decision log's record of it.
         payload: whatever the owner of the scheduler ties to it; the scheduler never looks at it.
     """
 
     __slots__ = (
         "arrival_ns",
         "arrival_seq",
+        "block_hashes",
         "block_table",
+        "cache_salt",
         "finish_reason",
         "finished_ns",
         "group",
         "index",
+        "itl_limit_ns",
+        "log",
         "max_tokens",
         "max_tokens_clamped",
         "needs_all_prompt_logits",
@@ -74,13 +88,16 @@ class Request:
         "num_prompt_tokens",
         "num_recomputed_tokens",
         "payload",
+        "priority",
         "queue_ns",
         "queued_since_ns",
         "request_id",
         "started_ns",
         "state",
+        "tenant",
         "token_ids",
         "token_times_ns",
+        "ttft_limit_ns",
     )
 
     def __init__(
@@ -91,6 +108,11 @@ class Request:
         *,
         index: int = 0,
         max_tokens_clamped: bool = False,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
+        ttft_limit_ns: int | None = None,
+        itl_limit_ns: int | None = None,
         needs_all_prompt_logits: bool = False,
         payload: Any = None,
     ) -> None:
@@ -101,8 +123,14 @@ class Request:
         self.num_computed_tokens = 0
         self.max_tokens = max_tokens
         self.max_tokens_clamped = max_tokens_clamped
+        self.priority = priority
+        self.tenant = tenant
+        self.cache_salt = cache_salt
+        self.ttft_limit_ns = ttft_limit_ns
+        self.itl_limit_ns = itl_limit_ns
         self.needs_all_prompt_logits = needs_all_prompt_logits
         self.block_table: list[int] = []
+        self.block_hashes: list[bytes] = []
         self.group: RequestGroup | None = None
         self.state = RequestState.WAITING
         self.arrival_ns = 0
@@ -117,6 +145,7 @@ class Request:
         self.num_recomputed_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
+        self.log: Any = None
         self.payload = payload
 
     @property

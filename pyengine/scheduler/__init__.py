@@ -1,6 +1,6 @@
 """The scheduler: decides, step by step, which requests share the next model pass. No device, no tokenizer, no model."""
 
-from pyengine.scheduler.plan import Outcome, StepPlan
+from pyengine.scheduler.plan import StepPlan
 from pyengine.scheduler.scheduler import Scheduler
 
-__all__ = ["Outcome", "Scheduler", "StepPlan"]
+__all__ = ["Scheduler", "StepPlan"]

@@ -1,9 +1,8 @@
-"""What leaves the scheduler and what comes back: the plan of one model pass and its outcomes. Plain data."""
+"""What leaves the scheduler: the plan of one model pass. Plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pyengine.request import Request
 
@@ -48,16 +47,6 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens in the pass."""
         return self.num_decode_tokens + self.num_prefill_tokens
-
-
-class Outcome(NamedTuple):
-    """What one request got from a pass: its next token, and how it ended if it did.
-
-    finish_reason is "stop" or "error" as the caller found; the scheduler itself adds "length" at max_tokens.
-    """
-
-    token_id: int
-    finish_reason: str | None = None
 
 
 class PlanDraft:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 
 from pyengine.config import SchedulerConfig
 from pyengine.errors import InvalidRequest, NeverFits, QueueFull
@@ -16,15 +17,17 @@ from pyengine.scheduler.capacity import CAPACITIES, Capacity
 from pyengine.scheduler.latency import Latency, NoLimit
 from pyengine.scheduler.order import ORDERS, Order, WaitingQueue
 from pyengine.scheduler.packing import PACKINGS, Packing
-from pyengine.scheduler.plan import Outcome, PlanDraft, StepPlan
+from pyengine.scheduler.plan import PlanDraft, StepPlan
 from pyengine.scheduler.verdict import Reason, Verdict
 from pyengine.scheduler.victim import LatestArrival, Victim
+
+NOBODY_ENDS: Mapping[int, str] = MappingProxyType({})
 
 
 class Scheduler:
     """Continuous batching over a paged KV pool.
 
-    The loop is `plan = schedule()`, run the pass, `commit(plan, outcomes)`. One plan is in flight at a time. Requests
+    The loop is `plan = schedule()`, run the pass, `commit(plan, token_ids)`. One plan is in flight at a time. Requests
     may be added and aborted at any moment, also between the two (inputs of the pass must have been read by then).
     Not thread-safe: the owner calls it from one thread at a time.
 
@@ -157,32 +160,33 @@ class Scheduler:
             self._advance(plan, now_ns)
         return plan
 
-    def commit(self, plan: StepPlan, outcomes: Sequence[Outcome | None]) -> None:
-        """Take the outcomes of `plan`, one for each of its requests, None for those that sampled nothing.
+    def commit(
+        self, plan: StepPlan, token_ids: Sequence[int | None], finish_reasons: Mapping[int, str] = NOBODY_ENDS
+    ) -> None:
+        """Take what `plan` gave: the next token of each of its requests, None for those that sampled nothing.
 
-        What came for a request that was aborted meanwhile is dropped. After this the requests that ended have a
-        `finish_reason`. Raises RuntimeError if `plan` is not in flight, and ValueError, nothing changed, if outcomes
-        are missing.
+        `finish_reasons` has those that end with that token, by place in the plan: "stop" or "error" as the caller
+        found; the scheduler itself ends with "length" at max_tokens. What came for a request that was aborted
+        meanwhile is dropped. After this the requests that ended have a `finish_reason`.
+        Raises RuntimeError if `plan` is not in flight, and ValueError, nothing changed, if a token is missing.
         """
         if plan.is_empty:
             return
         if plan is not self._in_flight:
             raise RuntimeError(f"Step {plan.step} is not in flight: it was committed before, or never scheduled here.")
-        _check_outcomes(plan, outcomes)
+        _check_token_ids(plan, token_ids)
         self._in_flight = None
         self._cache.pool.lift_fence(plan.step)
         now_ns = self._now()
         finished = RequestState.FINISHED
-        for request, samples, outcome in zip(plan.requests, plan.samples, outcomes, strict=True):
-            if outcome is None or not samples or request.state is finished:
+        for i, (request, token_id) in enumerate(zip(plan.requests, token_ids, strict=True)):
+            if token_id is None or not plan.samples[i] or request.state is finished:
                 continue
-            token_id, finish_reason = outcome
-            token_ids = request.token_ids
-            token_ids.append(token_id)
+            request.token_ids.append(token_id)
             request.token_times_ns.append(now_ns)
-            if finish_reason is not None:
-                self._finish(request, finish_reason, now_ns)
-            elif len(token_ids) - request.num_prompt_tokens == request.max_tokens:
+            if i in finish_reasons:
+                self._finish(request, finish_reasons[i], now_ns)
+            elif request.num_output_tokens == request.max_tokens:
                 self._finish(request, "length", now_ns)
 
     def _grow_decodes(self, draft: PlanDraft, now_ns: int) -> None:
@@ -359,12 +363,12 @@ class Scheduler:
             )
 
 
-def _check_outcomes(plan: StepPlan, outcomes: Sequence[Outcome | None]) -> None:
+def _check_token_ids(plan: StepPlan, token_ids: Sequence[int | None]) -> None:
     """Raise ValueError unless there is one for each request of `plan` that samples and is still live."""
-    if len(outcomes) != len(plan.requests):
-        raise ValueError(f"Step {plan.step} has {len(plan.requests)} requests, but {len(outcomes)} outcomes came.")
-    if None not in outcomes:
+    if len(token_ids) != len(plan.requests):
+        raise ValueError(f"Step {plan.step} has {len(plan.requests)} requests, but {len(token_ids)} tokens came.")
+    if None not in token_ids:
         return
-    for request, samples, outcome in zip(plan.requests, plan.samples, outcomes, strict=True):
-        if outcome is None and samples and not request.is_finished:
-            raise ValueError(f"Step {plan.step} has no outcome for {request!r}, which samples.")
+    for request, samples, token_id in zip(plan.requests, plan.samples, token_ids, strict=True):
+        if token_id is None and samples and not request.is_finished:
+            raise ValueError(f"Step {plan.step} has no token for {request!r}, which samples.")

@@ -7,18 +7,39 @@ from typing import NamedTuple
 
 
 class Reason(Enum):
-    """What a request waits for.
+    """What a request waits for; each has one cause that somebody could change.
 
-    MAX_SEQS: a seat. TOKEN_BUDGET: tokens of this step. KV_NOW: free KV blocks. KV_PEAK: KV blocks that running
-    requests will or may need later.
-    SHARED_PREFIX_PENDING: a running sibling that computes the prompt they share.
+    MID_STEP: the next step; it arrived while one was running.
+    MAX_SEQS: a seat. TOKEN_BUDGET: tokens of this step. LATENCY_LIMIT: tokens that an inter-token limit leaves.
+    KV_NOW: free KV blocks. KV_PEAK: KV blocks that running requests will, or are expected to, need later.
+    WOULD_DELAY_HEAD: it fits, but would move the reserved start of the head, which does not fit.
+    AGING_BARRIER: the head has waited so long that nobody may pass it any more.
+    BEHIND_HEAD: the head, which does not fit; nobody examined this request further.
+    PRIORITY: a later request of a better class is first. TENANT_SHARE: a later one of a tenant with less service is.
+    SHARED_PREFIX_PENDING: a running request that computes the prefix they share.
+    PREEMPTED: room to be computed again. HELD: something outside the scheduler, such as a grammar being compiled.
+    STATIC_BATCH: the end of the batch that runs (static batching). BATCH_WAIT: more company, at most max_batch_wait_ms.
+    PAUSED, DRAIN: the owner lets nobody start.
     """
 
+    MID_STEP = "mid_step"
     MAX_SEQS = "max_seqs"
     TOKEN_BUDGET = "token_budget"
+    LATENCY_LIMIT = "latency_limit"
     KV_NOW = "kv_now"
     KV_PEAK = "kv_peak"
+    WOULD_DELAY_HEAD = "would_delay_head"
+    AGING_BARRIER = "aging_barrier"
+    BEHIND_HEAD = "behind_head"
+    PRIORITY = "priority"
+    TENANT_SHARE = "tenant_share"
     SHARED_PREFIX_PENDING = "shared_prefix_pending"
+    PREEMPTED = "preempted"
+    HELD = "held"
+    STATIC_BATCH = "static_batch"
+    BATCH_WAIT = "batch_wait"
+    PAUSED = "paused"
+    DRAIN = "drain"
 
 
 class Verdict(NamedTuple):

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from pyengine.config import SchedulerConfig
 from pyengine.request import LEGAL_MOVES, QUEUED_STATES, Request, RequestState
-from pyengine.scheduler import Outcome, Scheduler, StepPlan
+from pyengine.scheduler import Scheduler, StepPlan
 from pyengine.scheduler.capacity import Guaranteed
 
 VOCABULARY = 50
@@ -151,14 +151,13 @@ class World:
         plan, rows = self.in_flight.plan, self.in_flight.rows
         self.check_writes()
         ends = ends or {}
-        outcomes: list[Outcome | None] = []
-        for row, token in zip(rows, self.device.run(rows, plan.copies), strict=True):
-            outcomes.append(None if token is None else Outcome(token, ends.get(row.request)))
+        tokens = self.device.run(rows, plan.copies)
+        finish_reasons = {i: ends[row.request] for i, row in enumerate(rows) if row.samples and row.request in ends}
         finished_before = {request: list(request.token_ids) for request in self.requests if request.is_finished}
         self.in_flight = None
-        self.scheduler.commit(plan, outcomes)
-        for request, tokens in finished_before.items():
-            assert request.token_ids == tokens, "a late result reached a request that had ended"
+        self.scheduler.commit(plan, tokens, finish_reasons)
+        for request, tokens_before in finished_before.items():
+            assert request.token_ids == tokens_before, "a late result reached a request that had ended"
         for row in rows:
             if row.request not in finished_before:
                 assert row.request.num_tokens == len(row.tokens) + row.samples

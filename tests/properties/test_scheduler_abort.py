@@ -6,7 +6,7 @@ import pytest
 
 from pyengine.config import SchedulerConfig
 from pyengine.request import Request, RequestState
-from pyengine.scheduler import Outcome, Scheduler
+from pyengine.scheduler import Scheduler
 
 from .scheduler_world import World
 
@@ -28,7 +28,7 @@ def in_state(state: RequestState) -> tuple[World, Request]:
     raise AssertionError(f"never {state}")
 
 
-@pytest.mark.parametrize("state", [s for s in RequestState if s is not RequestState.FINISHED])
+@pytest.mark.parametrize("state", [s for s in RequestState if s not in (RequestState.FINISHED, RequestState.HELD)])
 def test_abort_in_any_state_frees_everything_and_leaves_the_others_as_they_were(state: RequestState) -> None:
     w, request = in_state(state)
     assert w.scheduler.abort(request, "error")
@@ -80,7 +80,7 @@ def test_a_late_result_of_an_aborted_request_is_dropped() -> None:
     [request], [other] = w.submit([1, 2], max_tokens=5), w.submit([3, 4], max_tokens=5)
     plan = w.scheduler.schedule()
     w.scheduler.abort(request)
-    w.scheduler.commit(plan, [Outcome(9, "stop"), Outcome(8)])
+    w.scheduler.commit(plan, [9, 8], {0: "stop"})
     assert (request.output_token_ids, request.finish_reason) == ([], "abort")
     assert (other.output_token_ids, other.finish_reason) == ([8], None)
 
@@ -90,7 +90,7 @@ def test_an_aborted_request_needs_no_outcome() -> None:
     [request], [other] = w.submit([1, 2], max_tokens=5), w.submit([3, 4], max_tokens=5)
     plan = w.scheduler.schedule()
     w.scheduler.abort(request)
-    w.scheduler.commit(plan, [None, Outcome(8)])
+    w.scheduler.commit(plan, [None, 8])
     assert other.output_token_ids == [8]
 
 

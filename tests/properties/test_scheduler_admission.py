@@ -10,7 +10,7 @@ from pyengine.config import SchedulerConfig
 from pyengine.errors import InvalidRequest, NeverFits, QueueFull
 from pyengine.kv_cache.blocks import last_horizon, need
 from pyengine.request import LEGAL_MOVES, Request, RequestState, move
-from pyengine.scheduler import Outcome, Scheduler
+from pyengine.scheduler import Scheduler
 
 from .scheduler_world import World
 
@@ -192,7 +192,7 @@ def test_a_clock_that_goes_backwards_stands_still() -> None:
     scheduler.add([request])
     plan = scheduler.schedule()
     assert (request.arrival_ns, request.started_ns, request.queue_ns) == (100, 100, 0)
-    scheduler.commit(plan, [Outcome(3)])
+    scheduler.commit(plan, [3])
     assert request.finished_ns == 120
 
 
@@ -216,15 +216,15 @@ def test_one_plan_is_in_flight_at_a_time_and_is_committed_once_with_all_its_outc
     plan = w.scheduler.schedule()
     with pytest.raises(RuntimeError, match="in flight"):
         w.scheduler.schedule()
-    with pytest.raises(ValueError, match="1 requests, but 0 outcomes"):
+    with pytest.raises(ValueError, match="1 requests, but 0 tokens"):
         w.scheduler.commit(plan, [])
-    with pytest.raises(ValueError, match="no outcome for"):
+    with pytest.raises(ValueError, match="no token for"):
         w.scheduler.commit(plan, [None])
     assert request.num_output_tokens == 0
-    w.scheduler.commit(plan, [Outcome(4)])
+    w.scheduler.commit(plan, [4])
     assert request.output_token_ids == [4]
     with pytest.raises(RuntimeError, match="not in flight"):
-        w.scheduler.commit(plan, [Outcome(4)])
+        w.scheduler.commit(plan, [4])
     assert request.output_token_ids == [4]
 
 
