@@ -186,6 +186,16 @@ class StepTimeModel:
         return self._given or (self._count >= MIN_STEPS and self._prefill_count >= MIN_PREFILL_STEPS)
 
     @property
+    def is_given(self) -> bool:
+        """Whether the coefficients were given at the start."""
+        return self._given
+
+    @property
+    def has_estimate(self) -> bool:
+        """Whether there are coefficients at all, reliable or not."""
+        return self._given or any(self.coefficients)
+
+    @property
     def num_observed(self) -> int:
         """Steps learned from."""
         return self._count
