@@ -252,49 +252,82 @@ void weigh(int rows, const float* weights, const AttentionChunk& chunk, int begi
                                       begin, end, weighted + row * chunk.padded_dim);
 }
 
-// Writes x as bf16 and returns what was written.
-PYENGINE_INLINE Vec write_pairs(char* out, Vec x) {
-#if defined(__AVX512BF16__)
-    const HVec rounded = to_bf16_for_dot(x);
-#else
-    const HVec rounded = to_bf16_bits(x);
-#endif
-    __builtin_memcpy(out, &rounded, sizeof rounded);
-    return (Vec)(widen(rounded) << 16);
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// Lanes of x that lie in [begin, end), the first lane being element `at` of its row; the others become `fill`.
+PYENGINE_INLINE Vec keep_between(Vec x, int at, int begin, int end, float fill) {
+    const IVec element = lane_numbers() + at;
+    return select((IVec)(element >= begin) & (IVec)(element < end), x, broadcast(fill));
 }
 
-constexpr float kMinusInfinity = -__builtin_inff();
+PYENGINE_INLINE float largest(const float* scores, int first, int last) {
+    Vec most = load(scores + first), other = most;
+    int i = first + kLanes;
+    for (; i + kLanes < last; i += 2 * kLanes) {
+        most = max(most, load(scores + i));
+        other = max(other, load(scores + i + kLanes));
+    }
+    if (i < last) most = max(most, load(scores + i));
+    return reduce_max(max(most, other));
+}
+
+#if defined(__AVX512BF16__)
+// Weights of scores[first .. last) as pairs of bf16, in place; returns their sum.
+PYENGINE_INLINE float weights_as_pairs(float* scores, int first, int last, Vec shift) {
+    const IVec ones = broadcast_int(0x3f803f80);
+    Vec total = broadcast(0.0f);
+    char* const out = reinterpret_cast<char*>(scores);
+    int i = first;
+    for (; i + kLanes < last; i += 2 * kLanes) {
+        const Vec low = exp_for_bf16(load(scores + i) - shift);
+        const Vec high = exp_for_bf16(load(scores + i + kLanes) - shift);
+        const IVec pairs = pack_bf16(low, high);
+        __builtin_memcpy(out + i * 2, &pairs, sizeof pairs);
+        total = dot_bf16(total, pairs, ones);
+    }
+    if (i < last) {
+        const IVec pairs = pack_bf16(exp_for_bf16(load(scores + i) - shift), broadcast(0.0f));
+        __builtin_memcpy(out + i * 2, &pairs, sizeof pairs / 2);
+        total = dot_bf16(total, pairs, ones);
+    }
+    return reduce_add(total);
+}
+#endif
 
 // scores[begin .. end) -> exp(score - maximum) in place (rounded and packed in pairs where the products take bf16);
 // what lies beside them in the same vectors becomes 0. The sum adds the weights as the products see them.
 template <class Type>
-void softmax_row(float* scores, int begin, int end, float* maximum, float* sum) {
+PYENGINE_INLINE void softmax_row(float* scores, int begin, int end, float* maximum, float* sum) {
     const int first = begin / kLanes * kLanes;
     const int last = (end + kLanes - 1) / kLanes * kLanes;
-    for (int i = first; i < begin; ++i) scores[i] = kMinusInfinity;
-    for (int i = end; i < last; ++i) scores[i] = kMinusInfinity;
-    Vec most = load(scores + first);
-    for (int i = first + kLanes; i < last; i += kLanes) most = max(most, load(scores + i));
-    const float top = reduce_max(most);
+    store(scores + first, keep_between(load(scores + first), first, begin, end, kMinusInfinity));
+    store(scores + last - kLanes,
+          keep_between(load(scores + last - kLanes), last - kLanes, begin, end, kMinusInfinity));
+    const float top = largest(scores, first, last);
     const Vec shift = broadcast(top);
+    *maximum = top;
+#if defined(__AVX512BF16__)
+    if constexpr (Type::kRoundsWeights) {  // of minus infinity the weight is 0
+        *sum = weights_as_pairs(scores, first, last, shift);
+        return;
+    }
+#endif
     Vec total = broadcast(0.0f);
     for (int i = first; i < last; i += kLanes) {
         Vec weight = exp_not_positive(load(scores + i) - shift);
-        if (i < begin || i + kLanes > end) {
-            store(scores + i, weight);
-            for (int lane = i; lane < begin; ++lane) scores[lane] = 0.0f;
-            for (int lane = end; lane < i + kLanes; ++lane) scores[lane] = 0.0f;
-            weight = load(scores + i);
-        }
-        if constexpr (Type::kRoundsWeights) {
-            total = total + write_pairs(reinterpret_cast<char*>(scores) + i * 2, weight);
-        } else {
-            store(scores + i, weight);
-            total = total + weight;
-        }
+        if (i < begin || i + kLanes > end) weight = keep_between(weight, i, begin, end, 0.0f);
+        store(scores + i, weight);
+        total = total + weight;
     }
-    *maximum = top;
     *sum = reduce_add(total);
+}
+
+// On its own, so that the constants of the exponential find registers.
+template <class Type>
+__attribute__((noinline)) void softmax_rows(const AttentionChunk& chunk, float* scores, AttentionPartial* partial) {
+    for (int token = chunk.first_token; token < chunk.last_token; ++token)
+        for (int row = token * chunk.heads; row < (token + 1) * chunk.heads; ++row, scores += kScoreStride)
+            softmax_row<Type>(scores, chunk.begin[token], chunk.end[token], &partial->maximum[row], &partial->sum[row]);
 }
 
 PYENGINE_INLINE int round_up_to_even(int n) { return (n + 1) / 2 * 2; }
@@ -309,10 +342,7 @@ void attend_typed(const AttentionChunk& chunk, const float* queries, AttentionPa
     const int widest_end = chunk.end[chunk.last_token - 1];
     score<Type>(last_row - first_row, queries + first_row * kQueryStride, chunk, widest_begin / kKeyGroup,
                 (widest_end + kKeyGroup - 1) / kKeyGroup, scores);
-    for (int token = chunk.first_token; token < chunk.last_token; ++token)
-        for (int row = token * heads; row < (token + 1) * heads; ++row)
-            softmax_row<Type>(scores + (row - first_row) * kScoreStride, chunk.begin[token], chunk.end[token],
-                              &partial->maximum[row], &partial->sum[row]);
+    softmax_rows<Type>(chunk, scores, partial);
 
     float* weighted = partial->weighted;
     const Vec zero = broadcast(0.0f);
@@ -376,7 +406,7 @@ void load_queries(const TileRows& rows, DType kv, float scale, float* queries) {
         }
         if (kHasDotBf16 && kv == DType::bf16)  // in place: half of a vector is written where it was read, or before
             for (int d = 0; d < rows.head_dim; d += kLanes)
-                write_pairs(reinterpret_cast<char*>(target) + d * 2, load(target + d));
+                store_bf16(reinterpret_cast<uint16_t*>(target) + d, load(target + d));
     }
 }
 

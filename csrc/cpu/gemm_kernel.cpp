@@ -121,10 +121,15 @@ PYENGINE_INLINE void step(Vec (&acc)[MR][NV], const char* x, int64_t x_stride, c
 
 template <typename W, int MR, int NV, bool Stream>
 void run_tile(const Tile& tile) {
+    // Copies of the tile's fields: for all the compiler knows, the stores to y could change the tile itself.
+    float* y = tile.y;
+    const int64_t y_stride = tile.y_stride;
     Vec acc[MR][NV];
     PYENGINE_UNROLL for (int m = 0; m < MR; ++m) {
         PYENGINE_UNROLL for (int v = 0; v < NV; ++v) {
-            acc[m][v] = tile.resume ? load(tile.y + m * tile.y_stride + v * kLanes) : Vec{};
+            float* const sums = y + m * y_stride + v * kLanes;
+            if constexpr (!Stream) prefetch_to_write(sums);
+            acc[m][v] = tile.resume ? load(sums) : Vec{};
         }
     }
     const char* x = tile.x;
@@ -136,7 +141,7 @@ void run_tile(const Tile& tile) {
             prefetch(w + kStreamAhead);
             if constexpr (W::kRowBytes > 64) prefetch(w + kStreamAhead + 64);
         } else {
-            __builtin_prefetch(ahead, 0, 2);
+            prefetch(ahead);
             ahead += 64;
         }
         step<W, MR, NV>(acc, x, x_stride, w, false);
@@ -146,12 +151,15 @@ void run_tile(const Tile& tile) {
     if constexpr (W::kStep == 2) {
         if (tile.odd_end) step<W, MR, NV>(acc, x, x_stride, w, true);
     }
-    PYENGINE_UNROLL for (int m = 0; m < MR; ++m) {
-        PYENGINE_UNROLL for (int v = 0; v < NV; ++v) {
-            Vec sum = acc[m][v];
-            if (tile.bias != nullptr) sum += load(tile.bias + v * kLanes);
-            store(tile.y + m * tile.y_stride + v * kLanes, sum);
+    if (tile.bias != nullptr) {
+        Vec bias[NV];
+        PYENGINE_UNROLL for (int v = 0; v < NV; ++v) bias[v] = load(tile.bias + v * kLanes);
+        PYENGINE_UNROLL for (int m = 0; m < MR; ++m) {
+            PYENGINE_UNROLL for (int v = 0; v < NV; ++v) acc[m][v] += bias[v];
         }
+    }
+    PYENGINE_UNROLL for (int m = 0; m < MR; ++m, y += y_stride) {
+        PYENGINE_UNROLL for (int v = 0; v < NV; ++v) store(y + v * kLanes, acc[m][v]);
     }
 }
 
@@ -225,8 +233,10 @@ struct Gemm {
                 tile.odd_end = odd_end && end == steps;
                 tile.resume = begin > 0;
                 if (end < steps) tile.bias = nullptr;
-                // The next block follows in memory; the first tiles fetch it while this one is in use.
-                if (pass < W::kRowBytes / 64) tile.ahead = block + (end - begin) * (W::kRowBytes + 64 * pass);
+                // The next block follows in memory; the first tiles fetch it while this one is in use. The others
+                // fetch the rows of the tile after them.
+                tile.ahead = pass < W::kRowBytes / 64 ? block + (end - begin) * (W::kRowBytes + 64 * pass)
+                                                      : tile.x + rows * tile.x_stride;
                 tile_for<W, kTileVecs, false, kTileRows>(rows)(tile);
                 row += rows;
             }

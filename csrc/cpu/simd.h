@@ -56,6 +56,13 @@ PYENGINE_INLINE Vec broadcast(float x) { return x - Vec{}; }  // x - 0, so that 
 
 PYENGINE_INLINE IVec broadcast_int(int32_t x) { return x - IVec{}; }
 
+// 0, 1, 2, ...
+PYENGINE_INLINE IVec lane_numbers() {
+    IVec v{};
+    for (int i = 0; i < kLanes; ++i) v[i] = i;
+    return v;
+}
+
 PYENGINE_INLINE HVec load_half_bits(const uint16_t* p) {
     HVec v;
     __builtin_memcpy(&v, p, sizeof v);
@@ -210,8 +217,21 @@ PYENGINE_INLINE HVec to_bf16_bits(Vec v) {
     return __builtin_convertvector((is_nan & quiet) | (~is_nan & rounded), HVec);
 }
 
+#if defined(__AVX512BF16__)
+// Rounds as to_bf16_bits() does, but for denormals, which become zero (as dot_bf16 would treat them).
+PYENGINE_INLINE HVec to_bf16_for_dot(Vec v) { return (HVec)_mm512_cvtneps_pbh((__m512)v); }
+
+// The same of 32 numbers.
+PYENGINE_INLINE IVec pack_bf16(Vec low, Vec high) { return (IVec)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low); }
+#endif
+
+// Where dot instructions are used all bf16 numbers are for them, and denormals need not be kept.
 PYENGINE_INLINE void store_bf16(uint16_t* p, Vec v) {
+#if defined(__AVX512BF16__)
+    const HVec h = to_bf16_for_dot(v);
+#else
     const HVec h = to_bf16_bits(v);
+#endif
     __builtin_memcpy(p, &h, sizeof h);
 }
 
@@ -320,6 +340,7 @@ PYENGINE_INLINE void store_partial(T* p, Vec v, int n) {
 }
 
 PYENGINE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+PYENGINE_INLINE void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
 
 // ---- dot products of bf16 pairs ------------------------------------------------------------------------------------
 
@@ -329,9 +350,6 @@ PYENGINE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 PYENGINE_INLINE Vec dot_bf16(Vec acc, IVec a, IVec b) {
     return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512i)a, (__m512bh)(__m512i)b);
 }
-
-// Rounds as store_bf16() does, but for denormals, which become zero (as dot_bf16 would treat them).
-PYENGINE_INLINE HVec to_bf16_for_dot(Vec v) { return (HVec)_mm512_cvtneps_pbh((__m512)v); }
 #endif
 
 PYENGINE_INLINE IVec load_int(const void* p) {
@@ -351,12 +369,10 @@ PYENGINE_INLINE IVec broadcast_pair(const void* p) {
 PYENGINE_INLINE Vec power_of_two(IVec n) { return (Vec)((n + 127) << 23); }  // -126 <= n <= 127
 
 // exp(x) / 2^n with the integer n nearest to x / log 2; NaN of NaN.
-PYENGINE_INLINE Vec exp_without_scale(Vec x, IVec* n) {
+PYENGINE_INLINE Vec exp_without_scale(Vec x, Vec* n) {
     const Vec shifter = broadcast(0x1.8p23f);  // adding it leaves the nearest integer in the low bits
-    const Vec shifted = fma(x, broadcast(1.44269504f), shifter);
-    *n = (IVec)shifted - (IVec)shifter;
-    const Vec whole = shifted - shifter;
-    const Vec r = fma(whole, broadcast(-1.42860677e-6f), fma(whole, broadcast(-0.693145752f), x));
+    *n = fma(x, broadcast(1.44269504f), shifter) - shifter;
+    const Vec r = fma(*n, broadcast(-1.42860677e-6f), fma(*n, broadcast(-0.693145752f), x));
     Vec q = broadcast(0.0013950602f);
     q = fma(q, r, broadcast(0.008368953f));
     q = fma(q, r, broadcast(0.041666206f));
@@ -367,23 +383,44 @@ PYENGINE_INLINE Vec exp_without_scale(Vec x, IVec* n) {
 
 // exp(x); 0 below -104, infinity above 88.73, NaN of NaN.
 PYENGINE_INLINE Vec exp(Vec x) {
-    IVec n;
+    Vec n;
     // min and max keep their second argument's NaN.
     const Vec power = exp_without_scale(min(broadcast(89.0f), max(broadcast(-105.0f), x)), &n);
 #if defined(__AVX512F__)
-    return (Vec)_mm512_scalef_ps((__m512)power, _mm512_cvtepi32_ps((__m512i)n));
+    return (Vec)_mm512_scalef_ps((__m512)power, (__m512)n);
 #else
-    const IVec half = n >> 1;  // 2^n in two steps: n reaches from -151 to 128
-    return power * power_of_two(half) * power_of_two(n - half);
+    const IVec whole = __builtin_convertvector(n, IVec);
+    const IVec half = whole >> 1;  // 2^n in two steps: n reaches from -151 to 128
+    return power * power_of_two(half) * power_of_two(whole - half);
 #endif
 }
 
 // exp(x) for x <= 0 in fewer steps, for softmax: what would be below exp(-87) = 1.6e-38 is that. NaN of NaN.
 PYENGINE_INLINE Vec exp_not_positive(Vec x) {
-    IVec n;
+    Vec n;
     const Vec power = exp_without_scale(max(broadcast(-87.0f), x), &n);  // max keeps its second argument's NaN
-    return power * power_of_two(n);
+#if defined(__AVX512F__)
+    return (Vec)_mm512_scalef_ps((__m512)power, (__m512)n);
+#else
+    return power * power_of_two(__builtin_convertvector(n, IVec));
+#endif
 }
+
+#if defined(__AVX512BF16__)
+// exp(x) for what is rounded to bf16 next: its largest relative error, 3e-6 (and |x| 2^-24), is a thousandth of that
+// rounding's. 0 of minus infinity, NaN of NaN.
+PYENGINE_INLINE Vec exp_for_bf16(Vec x) {
+    const Vec y = x * 1.44269504f;
+    // 2^y = 2^f 2^floor(y), the fraction f in [0, 1].
+    const Vec f = (Vec)_mm512_reduce_ps((__m512)y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    Vec q = broadcast(0.013426685f);
+    q = fma(q, f, broadcast(0.052242473f));
+    q = fma(q, f, broadcast(0.24128021f));
+    q = fma(q, f, broadcast(0.69304484f));
+    q = fma(q, f, broadcast(1.0f));
+    return (Vec)_mm512_scalef_ps((__m512)q, (__m512)y);
+}
+#endif
 
 // log(x); -infinity at 0, NaN below 0.
 PYENGINE_INLINE Vec log(Vec x) {
