@@ -1,4 +1,4 @@
-"""The command line `pyengine`: generate, chat and info. It parses, shows and reports; the engine does the work."""
+"""The command line `pyengine` and its commands. It parses, shows and reports; the engine does the work."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pyengine.cli.options import EngineOptions, Model, SamplingOptions, command
+from pyengine.cli.simulate_options import DeviceOptions, WorkloadOptions
 from pyengine.errors import InvalidRequest
 
 CHAT_MODEL = "smollm2-135m-instruct"
@@ -204,6 +205,67 @@ def info(
             raise InvalidRequest("--build shows no model; leave --dtype out.", field="dtype", value=dtype)
         return run_build_info(as_json=as_json)
     return run_info(model, dtype=dtype, as_json=as_json)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "pyengine simulate --rate 10 --seeds 5\n\n"
+    "pyengine simulate trace.csv --profile h100-8b --policies 'static fifo best-fit best-fit,capacity_quantile=0.5'\n\n"
+    "pyengine simulate --replicas 8 --router least-work --rate 60 --figures figures --figure-format html"
+)
+@command
+def simulate(
+    trace: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TRACE",
+            help="A CSV file with the columns arrival_s, prompt_tokens, output_tokens and, where wanted, tenant, "
+            "priority, prefix_id, prefix_tokens, max_tokens. Without one, requests are made at random.",
+            show_default=False,
+        ),
+    ] = None,
+    policies: Annotated[
+        str,
+        typer.Option(
+            "--policies",
+            "-p",
+            metavar="POLICIES",
+            help="What to compare, separated by spaces: presets (--list shows them), settings such as "
+            "order=shortest,packing=best_fit, or both: best-fit,capacity_quantile=0.5.",
+        ),
+    ] = "fifo best-fit",
+    show_list: Annotated[bool, typer.Option("--list", help="Show the built-in profiles and policies.")] = False,
+    long_from: Annotated[
+        int | None,
+        typer.Option(help="A prompt of so many tokens counts as long. Default: 4096.", rich_help_panel=_OUTPUT),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", help="Processes for runs beside each other.", rich_help_panel=_OUTPUT)
+    ] = 1,
+    figures: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Draw figures into it. Needs the extra [bench].",
+            rich_help_panel=_OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    figure_format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="png, svg or html (one page).", rich_help_panel=_OUTPUT)
+    ] = "png",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=_OUTPUT)] = False,
+    *,
+    workload: WorkloadOptions,
+    device: DeviceOptions,
+) -> int:
+    """Compare scheduler policies on a simulated device: the real scheduler, a virtual clock, no model."""
+    from pyengine.cli.simulate import Report, list_names, run_simulate
+
+    if show_list:
+        return list_names(as_json=as_json)
+    report = Report(as_json, figures, figure_format)
+    return run_simulate(trace, policies, workload, device, report, long_from=long_from, jobs=jobs)
 
 
 def _piped_prompt() -> list[str]:

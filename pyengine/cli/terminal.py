@@ -140,6 +140,31 @@ class BatchBar:
         self._bar.stop()
 
 
+class RunsBar:
+    """How far several runs are together, on standard error, and which one is at work; shown until it is hidden."""
+
+    def __init__(self, what: str, total: int) -> None:
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        self._bar = _bar(
+            TextColumn(what),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[run]}", markup=False),
+        )
+        self._task = self._bar.add_task("", total=total, run="")
+
+    def update(self, num_done: int, run: str) -> None:
+        """Show new counts."""
+        self._bar.update(self._task, completed=num_done, run=run)
+        self._bar.start()
+
+    def hide(self) -> None:
+        """Take the bar off the screen and show the cursor again."""
+        self._bar.stop()
+
+
 def _bar(*columns: object) -> Progress:
     from rich.console import Console
     from rich.progress import Progress
