@@ -8,76 +8,32 @@ ledger             the time of each wait by reason, exact
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pyengine.config import SchedulerConfig
 from pyengine.request import Request, RequestState
-from pyengine.scheduler.ledger import INDEX, REASONS, Ledger
+from pyengine.scheduler.explanation import Explanation, explain_request, unknown_request
+from pyengine.scheduler.ledger import INDEX, Ledger
+from pyengine.scheduler.log_tables import (
+    DECODES,
+    ENDED,
+    MOVED,
+    NO_STEP,
+    PREFILLS,
+    RECORD_COLUMNS,
+    SHARED,
+    SHARES,
+    STEP_COLUMNS,
+    VOID,
+    Ring,
+    Totals,
+)
 from pyengine.scheduler.plan import StepPlan
 from pyengine.scheduler.request_record import NOBODY, Facts, Numbers, RequestRecord, Submit
+from pyengine.scheduler.stats import EngineStats, make_stats
 from pyengine.scheduler.verdict import Reason, Verdict
-
-# The code of a row in the ring of records is a reason's place in REASONS: that is what it waits for from now on; or
-PREFILLS, DECODES, ENDED = 100, 101, 102  # it started or resumed; its prompt is computed; it ended
-SHARES = 103  # it waits for what those wait for that nobody examined
-MOVED, VOID = 104, 105  # its reserved start became later, from step `need` to step `have`; is void
-SHARED = -1  # in the place of a request: all those that nobody examined
-NO_STEP = -1
-
-
-class Ring:
-    """The last `size` rows of a table of integers, a column each; `number` counts all rows ever written."""
-
-    __slots__ = ("columns", "number", "size")
-
-    def __init__(self, size: int, typecodes: dict[str, str]) -> None:
-        self.size = size
-        self.number = 0
-        self.columns = {name: array(code, bytes(array(code).itemsize * size)) for name, code in typecodes.items()}
-
-    def __len__(self) -> int:
-        return min(self.number, self.size)
-
-    @property
-    def num_lost(self) -> int:
-        """Rows that were overwritten."""
-        return self.number - len(self)
-
-    def rows(self, *names: str) -> Iterator[tuple[int, ...]]:
-        """These columns, oldest row first."""
-        columns = [self.columns[name] for name in names]
-        for number in range(self.num_lost, self.number):
-            place = number % self.size
-            yield tuple(column[place] for column in columns)
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over all that was logged. Those over requests are complete for the ended ones only."""
-
-    num_arrived: int = 0
-    num_ended: int = 0
-    num_preemptions: int = 0
-    num_reservations: int = 0
-    num_reservation_moves: int = 0
-    num_reservations_void: int = 0
-    # Over steps.
-    num_steps: int = 0
-    sequences: int = 0
-    decode_tokens: int = 0
-    prefill_tokens: int = 0
-    free_blocks: int = 0
-    cached_blocks: int = 0
-    reserved_blocks: int = 0
-    bound: list[int] = field(default_factory=lambda: [0] * len(REASONS))  # steps by what bound the budget
-    # Over requests that ended.
-    started_prompt_tokens: int = 0
-    cached_tokens: int = 0
-    recomputed_tokens: int = 0
-    parts: list[int] = field(default_factory=lambda: [0] * len(REASONS))  # waited ns by reason
 
 
 class DecisionLog:
@@ -115,30 +71,10 @@ class DecisionLog:
         self._round = 0
         self._shared_by: int | None = None  # None: they were never given a reason
         self._shared_label: str | None = None
+        self._reserved: RequestRecord | None = None
         self._begins_to_decode: list[RequestRecord] = []
-        self.steps = Ring(
-            num_steps if enabled else 1,
-            {
-                "step": "q",
-                "start_ns": "q",
-                "predicted_ns": "q",  # 0: no prediction
-                "real_ns": "q",  # 0: not back yet
-                "sequences": "i",
-                "decodes": "i",
-                "prefill_tokens": "i",
-                "budget": "i",
-                "bound_by": "b",  # place in REASONS, -1: nothing
-                "stop_reason": "b",
-                "free_blocks": "i",
-                "cached_blocks": "i",
-                "reserved_blocks": "i",
-                "waiting": "i",
-            },
-        )
-        self.records = Ring(
-            num_records if enabled else 1,
-            {"key": "q", "step": "q", "at_ns": "q", "code": "b", "need": "q", "have": "q", "by": "q"},
-        )
+        self.steps = Ring(num_steps if enabled else 1, STEP_COLUMNS)
+        self.records = Ring(num_records if enabled else 1, RECORD_COLUMNS)
         self._step_columns = tuple(self.steps.columns.values())
         self._record_columns = tuple(self.records.columns.values())
 
@@ -268,6 +204,9 @@ class DecisionLog:
         if not self.enabled:
             return
         record: RequestRecord = request.log
+        last, self._reserved = self._reserved, record
+        if last is not None and last is not record and last.is_reserved:
+            self._void(last, record)
         before = record.reserved_step
         if not record.is_reserved:
             record.is_reserved = True
@@ -281,16 +220,11 @@ class DecisionLog:
         record.reserved_step = start_step
 
     def void_reservation(self, request: Request, by: Request) -> None:
-        """`by`, of higher order, became the head: the reserved start of `request` is void."""
+        """`by`, of higher order, came: the reserved start of `request` is void, as it is once another one is reserved."""
         if not self.enabled:
             return
-        record: RequestRecord = request.log
-        if not record.is_reserved:
-            return
-        record.is_reserved = False
-        record.voided_by.add(by.log.label)
-        self.totals.num_reservations_void += 1
-        self._note(record.key, self.ledger.begun_ns, VOID, by=by.arrival_seq)
+        if request.log.is_reserved:
+            self._void(request.log, by.log)
 
     def planned(
         self,
@@ -370,20 +304,56 @@ class DecisionLog:
 
     # ---- What can be asked
 
-    def find(self, request_id: str) -> Submit | None:
-        """The latest submit of this id of which anything is still known."""
-        return self._submits.get(request_id)
+    def explain(self, request: Request, now_ns: int | None = None) -> Explanation:
+        """Why `request` waited, up to `now_ns` (None: the last moment the log heard of) or its end."""
+        now_ns = max(self.now_ns, now_ns or 0)
+        record: RequestRecord | None = request.log
+        if record is None:
+            return unknown_request(request.request_id, request.index, "The decision log has no record of it.", request)
+        return self._explain(record, now_ns)
+
+    def explain_id(self, request_id: str, now_ns: int | None = None) -> tuple[Explanation, ...]:
+        """The same for each of the n sequences of the latest submit of this id; "unknown" where no more is known."""
+        now_ns = max(self.now_ns, now_ns or 0)
+        submit = self._submits.get(request_id)
+        if submit is None:
+            return (unknown_request(request_id, 0, self._why_unknown()),)
+        return tuple(
+            self._explain(submit.records[index], now_ns)
+            if index in submit.records
+            else unknown_request(request_id, index, self._why_unknown())
+            for index in range(submit.n)
+        )
+
+    def stats(self, now_ns: int | None = None, *, step_model: Mapping[str, Any] | None = None) -> EngineStats:
+        """The fleet: what all waiting was for, how full batch and pool are. O(live requests + num_steps)."""
+        now_ns = max(self.now_ns, now_ns or 0)
+        live = [(record.facts_now(), self.ledger.parts_at(record, now_ns)) for record in self.live.values()]
+        return make_stats(self.config, self.totals, self.steps, live, step_model)
 
     def known(self) -> Iterator[RequestRecord]:
         """All requests that are still known: the last that ended, then the live ones, by arrival."""
         yield from self.ended_records
         yield from self.live.values()
 
-    def parts_at(self, record: RequestRecord, now_ns: int | None = None) -> list[int]:
-        """Nanoseconds that it waited until `now_ns` (the last moment the log heard of), by place in REASONS."""
-        return self.ledger.parts_at(record, max(self.now_ns, self.now_ns if now_ns is None else now_ns))
+    def waits_for(self, record: RequestRecord) -> Reason | None:
+        """What it waits for now; None if it does not wait."""
+        return record.reason if record.snapshot is None else self.ledger.shared_reason
 
     # ---- Details
+
+    def _explain(self, record: RequestRecord, now_ns: int) -> Explanation:
+        if record.snapshot is not None:
+            self._number_shared(record, self.step)
+        parts = self.ledger.parts_at(record, now_ns)
+        return explain_request(record, parts, self.waits_for(record), now_ns)
+
+    def _why_unknown(self) -> str:
+        if not self.enabled:
+            return "The decision log is off."
+        if self.totals.num_ended <= self.num_ended:
+            return "No request of this id was accepted."
+        return f"It never came, or it ended and the {self.num_ended} requests that are kept ended later."
 
     def _change(self, record: RequestRecord, verdict: Verdict, by: Request | None, by_key: int) -> None:
         """What it waits for, or who is in its way, is not what it was."""
@@ -408,6 +378,12 @@ class DecisionLog:
             numbers.add_by(by.log.label)
         record.open_numbers = numbers
         record.by = by_key
+
+    def _void(self, record: RequestRecord, by: RequestRecord) -> None:
+        record.is_reserved = False
+        record.voided_by.add(by.label)
+        self.totals.num_reservations_void += 1
+        self._note(record.key, self.ledger.begun_ns, VOID, by=by.key)
 
     def _number_shared(self, record: RequestRecord, step: int) -> None:
         """`record` shared, in `step` too: keep that it waited for the shared reason, and who was in the way."""
@@ -457,5 +433,11 @@ class DecisionLog:
         ring = self.records
         place = ring.number % ring.size
         ring.number += 1
-        for column, value in zip(self._record_columns, (key, self.step, at_ns, code, need, have, by), strict=True):
-            column[place] = value
+        keys, steps, times, codes, needs, haves, bys = self._record_columns
+        keys[place] = key
+        steps[place] = self.step
+        times[place] = at_ns
+        codes[place] = code
+        needs[place] = need
+        haves[place] = have
+        bys[place] = by

@@ -106,7 +106,7 @@ class OneByOne:
 
     def check(self) -> None:
         for request in self.requests:
-            parts = self.log.parts_at(request.log, self.now_ns)
+            parts = self.log.ledger.parts_at(request.log, self.now_ns)
             assert {r: ns for r, ns in zip(REASONS, parts, strict=True) if ns} == {
                 r: ns for r, ns in self.waited[request].items() if ns
             }
