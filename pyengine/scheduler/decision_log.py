@@ -15,7 +15,7 @@ from typing import Any
 from pyengine.config import SchedulerConfig
 from pyengine.request import Request, RequestState
 from pyengine.scheduler.explanation import Explanation, explain_request, unknown_request
-from pyengine.scheduler.ledger import INDEX, Ledger
+from pyengine.scheduler.ledger import HELD, INDEX, MID_STEP, PREEMPTED, REASONS, Ledger
 from pyengine.scheduler.log_tables import (
     DECODES,
     ENDED,
@@ -93,9 +93,9 @@ class DecisionLog:
         submit.records[request.index] = record
         self.live[record.key] = record
         self.totals.num_arrived += 1
-        self.ledger.wait(record, Reason.MID_STEP, now_ns)
+        self.ledger.wait(record, MID_STEP, now_ns)
         self._examined[record] = None
-        self._note(record.key, now_ns, INDEX[Reason.MID_STEP])
+        self._note(record.key, now_ns, MID_STEP)
 
     def started(self, request: Request, now_ns: int, passed: Sequence[Request] = ()) -> None:
         """`request` starts or resumes; `passed` are the blocked ones ahead of it that it overtook."""
@@ -118,7 +118,7 @@ class DecisionLog:
             return
         self.now_ns = now_ns
         self.totals.num_preemptions += 1
-        self._fix(request.log, Reason.PREEMPTED, now_ns)
+        self._fix(request.log, PREEMPTED, now_ns)
 
     def held(self, request: Request, cause: str, now_ns: int) -> None:
         """`request` may not start until `cause` is gone."""
@@ -126,7 +126,7 @@ class DecisionLog:
             return
         self.now_ns = now_ns
         request.log.held_for.add(cause)
-        self._fix(request.log, Reason.HELD, now_ns)
+        self._fix(request.log, HELD, now_ns)
 
     def woken(self, request: Request, now_ns: int) -> None:
         """The cause that `request` was held for is gone: it waits for the next step."""
@@ -135,9 +135,9 @@ class DecisionLog:
         self.now_ns = now_ns
         record: RequestRecord = request.log
         self._leave_queue(record, now_ns)
-        self.ledger.wait(record, Reason.MID_STEP, now_ns)
+        self.ledger.wait(record, MID_STEP, now_ns)
         self._examined[record] = None
-        self._note(record.key, now_ns, INDEX[Reason.MID_STEP])
+        self._note(record.key, now_ns, MID_STEP)
 
     def ended(self, request: Request, now_ns: int) -> None:
         """`request` is FINISHED, `finish_reason` and `finished_ns` are set; it was in whatever state before."""
@@ -220,7 +220,7 @@ class DecisionLog:
         record.reserved_step = start_step
 
     def void_reservation(self, request: Request, by: Request) -> None:
-        """`by`, of higher order, came: the reserved start of `request` is void, as it is once another one is reserved."""
+        """`by`, of higher order, came: the reserved start of `request` is void, as when another one is reserved."""
         if not self.enabled:
             return
         if request.log.is_reserved:
@@ -259,7 +259,7 @@ class DecisionLog:
             plan.step,
             self.ledger.begun_ns,
             predicted_ns or 0,
-            0,
+            -1,
             num_sequences,
             num_decodes,
             num_prefill_tokens,
@@ -338,7 +338,9 @@ class DecisionLog:
 
     def waits_for(self, record: RequestRecord) -> Reason | None:
         """What it waits for now; None if it does not wait."""
-        return record.reason if record.snapshot is None else self.ledger.shared_reason
+        if record.snapshot is not None:
+            return self.ledger.shared_reason
+        return REASONS[record.index] if record.index >= 0 else None
 
     # ---- Details
 
@@ -359,20 +361,19 @@ class DecisionLog:
         """What it waits for, or who is in its way, is not what it was."""
         lacked = verdict.reason
         assert lacked is not None, "a request that starts does not wait"
-        reason = lacked
         if record.is_fixed:
-            assert record.reason is not None
-            reason = record.reason
+            index = record.index
         else:
+            index = INDEX[lacked]
             if record.snapshot is not None:
                 self._number_shared(record, self.step - 1)
-            if record.reason is not reason:
-                self.ledger.wait(record, reason, self.ledger.begun_ns)
+            if record.index != index:
+                self.ledger.wait(record, index, self.ledger.begun_ns)
             self._examined[record] = None
-            self._note(record.key, self.ledger.begun_ns, INDEX[reason], verdict.need, verdict.have, by_key)
-        numbers = record.numbers.get(INDEX[reason])
+            self._note(record.key, self.ledger.begun_ns, index, verdict.need, verdict.have, by_key)
+        numbers = record.numbers.get(index)
         if numbers is None or numbers.lacked is not lacked:
-            record.numbers[INDEX[reason]] = numbers = Numbers(lacked, self.step)
+            record.numbers[index] = numbers = Numbers(lacked, self.step)
         numbers.update(verdict.need, verdict.have, self.step)
         if by is not None:
             numbers.add_by(by.log.label)
@@ -395,12 +396,12 @@ class DecisionLog:
         if self._shared_label is not None and self._shared_label != record.label:
             numbers.add_by(self._shared_label)
 
-    def _fix(self, record: RequestRecord, reason: Reason, now_ns: int) -> None:
-        """From now on it waits for `reason`, whatever a step finds."""
+    def _fix(self, record: RequestRecord, index: int, now_ns: int) -> None:
+        """From now on it waits for the reason at this place in REASONS, whatever a step finds."""
         self._leave_queue(record, now_ns)
         record.is_fixed = True
-        self.ledger.wait(record, reason, now_ns)
-        self._note(record.key, now_ns, INDEX[reason])
+        self.ledger.wait(record, index, now_ns)
+        self._note(record.key, now_ns, index)
 
     def _leave_queue(self, record: RequestRecord, now_ns: int) -> None:
         if record.snapshot is not None:
@@ -424,7 +425,7 @@ class DecisionLog:
     def _forget(self, record: RequestRecord) -> None:
         """It left the ring of ended requests."""
         submit = record.submit
-        del submit.records[record.index]
+        del submit.records[record.sibling]
         if not submit.records and self._submits.get(submit.request_id) is submit:
             del self._submits[submit.request_id]
 

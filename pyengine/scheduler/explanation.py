@@ -269,7 +269,7 @@ def explain_request(
     notes = () if facts.finished_ns is not None else ("It has not ended; this is what is known so far.",)
     return Explanation(
         request_id=record.submit.request_id,
-        index=record.index,
+        index=record.sibling,
         queue_ns=queue_ns,
         parts=tuple(parts),
         waits_for=waits_for,

@@ -18,6 +18,7 @@ from pyengine.scheduler.verdict import Reason
 
 REASONS = tuple(Reason)
 INDEX = {reason: index for index, reason in enumerate(REASONS)}
+MID_STEP, PREEMPTED, HELD = INDEX[Reason.MID_STEP], INDEX[Reason.PREEMPTED], INDEX[Reason.HELD]
 
 
 class Account:
@@ -25,23 +26,23 @@ class Account:
 
     Attributes:
         parts: settled nanoseconds by the reason's place in REASONS.
-        reason: what it waits for by itself; None while it does not wait, or shares.
+        index: place in REASONS of what it waits for by itself; -1 while it does not wait, or shares.
         snapshot: the shared time when it came to share; None while it does not.
         since_ns: the beginning of what is not settled yet.
     """
 
-    __slots__ = ("parts", "reason", "since_ns", "snapshot")
+    __slots__ = ("index", "parts", "since_ns", "snapshot")
 
     def __init__(self) -> None:
         self.parts = [0] * len(REASONS)
-        self.reason: Reason | None = None
+        self.index = -1
         self.snapshot: Sequence[int] | None = None
         self.since_ns = 0
 
     @property
     def is_open(self) -> bool:
         """Whether it waits."""
-        return self.reason is not None or self.snapshot is not None
+        return self.index >= 0 or self.snapshot is not None
 
 
 class Ledger:
@@ -51,7 +52,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.begun_ns = 0
-        self._shared_index = INDEX[Reason.MID_STEP]
+        self._shared_index = MID_STEP
         self._shared_used = [self._shared_index]  # reasons that were ever shared, the only ones in which a sum can grow
         self._shared_ns = [0] * len(REASONS)
         self._snapshot: tuple[int, ...] | None = None
@@ -73,17 +74,17 @@ class Ledger:
         if index not in self._shared_used:
             self._shared_used.append(index)
 
-    def wait(self, account: Account, reason: Reason, now_ns: int) -> None:
-        """From `now_ns` on it waits for `reason` by itself."""
+    def wait(self, account: Account, index: int, now_ns: int) -> None:
+        """From `now_ns` on it waits by itself, for the reason at this place in REASONS."""
         self._settle(account, account.parts, now_ns)
-        account.reason = reason
+        account.index = index
         account.snapshot = None
         account.since_ns = now_ns
 
     def share(self, account: Account) -> None:
         """From the beginning of this step on it waits for what the others wait for that nobody examined."""
         self._settle(account, account.parts, self.begun_ns)
-        account.reason = None
+        account.index = -1
         if self._snapshot is None:
             self._snapshot = tuple(self._shared_ns)
         account.snapshot = self._snapshot
@@ -92,7 +93,8 @@ class Ledger:
     def stop(self, account: Account, now_ns: int) -> None:
         """It waits no more."""
         self._settle(account, account.parts, now_ns)
-        account.reason = account.snapshot = None
+        account.index = -1
+        account.snapshot = None
 
     def parts_at(self, account: Account, now_ns: int) -> list[int]:
         """Nanoseconds up to `now_ns`, by the reason's place in REASONS; the account is not changed."""
@@ -102,8 +104,8 @@ class Ledger:
 
     def _settle(self, account: Account, parts: list[int], now_ns: int) -> None:
         """Add what is not settled in `account` to `parts`."""
-        if account.reason is not None:
-            parts[INDEX[account.reason]] += now_ns - account.since_ns
+        if account.index >= 0:
+            parts[account.index] += now_ns - account.since_ns
         elif account.snapshot is not None:
             for index in self._shared_used:
                 parts[index] += self._shared_ns[index] - account.snapshot[index]

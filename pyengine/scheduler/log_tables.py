@@ -20,7 +20,7 @@ STEP_COLUMNS = {
     "step": "q",
     "start_ns": "q",
     "predicted_ns": "q",  # 0: no prediction
-    "real_ns": "q",  # 0: not back yet
+    "real_ns": "q",  # -1: not back yet
     "sequences": "i",
     "decodes": "i",
     "prefill_tokens": "i",

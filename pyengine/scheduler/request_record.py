@@ -107,7 +107,7 @@ class RequestRecord(Account):
     """All that is kept of one request.
 
     Attributes:
-        key: its number in the order of arrival. index: which of its submit it is. label: its name in texts.
+        key: its number in the order of arrival. sibling: which of its submit it is. label: its name in texts.
         submit: those it was submitted with.
         request: itself while it lives. facts: what is kept of it afterwards.
         is_fixed: whether its reason, PREEMPTED or HELD, stays whatever a step finds.
@@ -130,7 +130,6 @@ class RequestRecord(Account):
         "examined",
         "facts",
         "held_for",
-        "index",
         "is_fixed",
         "is_reserved",
         "key",
@@ -143,6 +142,7 @@ class RequestRecord(Account):
         "passed_by",
         "request",
         "reserved_step",
+        "sibling",
         "started_step",
         "submit",
         "voided_by",
@@ -151,7 +151,7 @@ class RequestRecord(Account):
     def __init__(self, request: Request, submit: Submit, step: int) -> None:
         super().__init__()
         self.key = request.arrival_seq
-        self.index = request.index
+        self.sibling = request.index
         self.label = request.request_id if submit.n == 1 else f"{request.request_id}[{request.index}]"
         self.submit = submit
         self.request: Request | None = request

@@ -284,7 +284,7 @@ def _kv_mean(config: SchedulerConfig, totals: Totals) -> KVUse | None:
 
 
 def _step_times(steps: Ring) -> StepTimes:
-    rows = [(real, predicted) for real, predicted in steps.rows("real_ns", "predicted_ns") if real]
+    rows = [(real, predicted) for real, predicted in steps.rows("real_ns", "predicted_ns") if real >= 0]
     if not rows:
         return StepTimes(0)
     reals = sorted(real for real, _ in rows)
@@ -302,8 +302,8 @@ def _step_times(steps: Ring) -> StepTimes:
     return dataclasses.replace(
         times,
         num_predicted=len(pairs),
-        mean_error=sum(errors) / real_sum,
-        bias=sum(predicted - real for real, predicted in pairs) / real_sum,
+        mean_error=_ratio(sum(errors), real_sum),
+        bias=_ratio(sum(predicted - real for real, predicted in pairs), real_sum),
         p95_error_s=_quantile(errors, 0.95) / 1e9,
     )
 
