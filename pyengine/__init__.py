@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pyengine.errors import (
+    DeadlinePassed,
     DeviceNotAvailable,
     EngineClosed,
     EngineFailed,
     InvalidRequest,
     ModelError,
     NeverFits,
+    PolicyFault,
     PyEngineError,
     QueueFull,
     RequestFailed,
+    TTFTUnreachable,
 )
 from pyengine.outputs import Completion, RequestMetrics, RequestOutput, StreamEvent, TokenLogprobs
+from pyengine.request_options import RequestOptions
 from pyengine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Completion",
+    "DeadlinePassed",
     "DeviceNotAvailable",
     "Engine",
     "EngineClosed",
@@ -30,13 +35,16 @@ __all__ = [
     "InvalidRequest",
     "ModelError",
     "NeverFits",
+    "PolicyFault",
     "PyEngineError",
     "QueueFull",
     "RequestFailed",
     "RequestMetrics",
+    "RequestOptions",
     "RequestOutput",
     "SamplingParams",
     "StreamEvent",
+    "TTFTUnreachable",
     "TokenLogprobs",
     "__version__",
 ]

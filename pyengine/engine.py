@@ -29,11 +29,14 @@ from pyengine.kv_memory import check_kv_cache_memory, plan_kv_blocks
 from pyengine.loading import LoadedModel, load_model
 from pyengine.outputs import RequestMetrics, RequestOutput, StreamEvent, TokenLogprobs, refused_output
 from pyengine.request import Request
+from pyengine.request_options import RequestOptions
 from pyengine.sampling_params import SamplingParams
 from pyengine.sampling_row import SamplingRow, child_seed
-from pyengine.scheduler import Scheduler, StepPlan
+from pyengine.scheduler import Capacity, Order, Packing, Scheduler, StepPlan
+from pyengine.step_probe import check_itl_limit
 from pyengine.text import Tokenizer
 
+IDLE_SLEEP_S = 0.005  # at a time, while everyone waits for something other than a pass
 MAX_THREADS = 4096  # more than any machine has; beyond its processors a number changes nothing
 
 Prompt = str | Sequence[int]
@@ -59,6 +62,7 @@ class _Submitted:
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
+    options: RequestOptions
     arrived_at: float
     events: deque[StreamEvent] | None
     sequences: list[_Sequence] = field(default_factory=list)
@@ -100,7 +104,9 @@ class Engine:
             (0, 1), or "auto" (room for max_num_seqs full contexts, at most half of the free memory and 4 GiB).
         block_size: tokens in one KV block, a multiple of 16.
         max_context: most tokens of one sequence, prompt and output. None: what the model was made for.
-        max_queue: most requests waiting; one more is refused with QueueFull. None: no limit.
+        batching, order, packing, capacity, capacity_quantile, watermark, prefix_caching, itl_limit_ms, ttft_limit_ms,
+        max_queue, max_batch_wait_ms, aging_barrier_s, bypass_budget, window, priority_promotion_s: how requests are
+            chosen for a pass, as SchedulerConfig has them.
         num_threads: threads of the CPU backend. None: every processor this process may use.
         progress: called with the fraction of the weights that is loaded, 0 to 1.
 
@@ -121,7 +127,21 @@ class Engine:
         kv_cache_memory: int | float | str = "auto",
         block_size: int = 16,
         max_context: int | None = None,
+        batching: str = "continuous",
+        order: str | Order = "fifo",
+        packing: str | Packing = "best_fit",
+        capacity: str | type[Capacity] = "predicted",
+        capacity_quantile: float = 0.8,
+        watermark: float = 0.01,
+        prefix_caching: bool = True,
+        itl_limit_ms: float | None = None,
+        ttft_limit_ms: float | None = None,
         max_queue: int | None = None,
+        max_batch_wait_ms: float = 0,
+        aging_barrier_s: float = 10,
+        bypass_budget: float = 4,
+        window: int = 64,
+        priority_promotion_s: float = 30,
         num_threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -142,7 +162,21 @@ class Engine:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             block_size=block_size,
+            batching=batching,
+            order=order,
+            packing=packing,
+            capacity=capacity,
+            capacity_quantile=capacity_quantile,
+            watermark=watermark,
+            prefix_caching=prefix_caching,
+            itl_limit_ms=itl_limit_ms,
+            ttft_limit_ms=ttft_limit_ms,
             max_queue=max_queue,
+            max_batch_wait_ms=max_batch_wait_ms,
+            aging_barrier_s=aging_barrier_s,
+            bypass_budget=bypass_budget,
+            window=window,
+            priority_promotion_s=priority_promotion_s,
         )
         self._model: LoadedModel = load_model(
             model, device=device, dtype=dtype, max_context=max_context, num_threads=num_threads, progress=progress
@@ -152,10 +186,11 @@ class Engine:
         )
         self._model.backend.start(limits)
         self._limits: StepLimits = limits
-        self._scheduler = Scheduler(
-            dataclasses.replace(settings, num_blocks=limits.num_blocks, max_context=self._model.spec.max_context)
-        )
         self._inputs = StepInputs(block_size)
+        settings = dataclasses.replace(settings, num_blocks=limits.num_blocks, max_context=self._model.spec.max_context)
+        if itl_limit_ms is not None:
+            check_itl_limit(itl_limit_ms, self._model.backend, self._inputs, settings)
+        self._scheduler = Scheduler(settings, model_id=self._model.name)
         _open_engines.add(self)
 
     # What it is ------------------------------------------------------------------------------------------------------
@@ -193,12 +228,20 @@ class Engine:
 
     # Submit, step, abort ---------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        options: RequestOptions | None = None,
+    ) -> str:
         """Accept one prompt (text or token ids) and return its id; its events come from `step()`.
 
-        Raises InvalidRequest, NeverFits, QueueFull, EngineClosed or EngineFailed; nothing is queued then.
+        Raises InvalidRequest, NeverFits, QueueFull, TTFTUnreachable, EngineClosed or EngineFailed; nothing is queued
+        then.
         """
-        return self._submit(prompt, params, request_id=request_id, events=None).request_id
+        return self._submit(prompt, params, request_id=request_id, options=options, events=None).request_id
 
     def step(self) -> list[StreamEvent]:
         """Run one pass and return what it added to each completion, oldest first.
@@ -235,6 +278,7 @@ class Engine:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        options: RequestOptions | None = None,
         on_error: Literal["return", "raise"] = "return",
     ) -> list[RequestOutput]:
         """Complete one prompt or a list of prompts (text or token ids) in one continuous batch.
@@ -242,6 +286,7 @@ class Engine:
         Args:
             prompts: a text, a list of token ids, or a list of these.
             params: for all, or one for each prompt.
+            options: class, tenant and limits, for all.
             on_error: "return": a refused prompt appears in its place with finish_reason "error" and `error` set;
                 "raise": its error is raised and the others are aborted.
 
@@ -257,7 +302,7 @@ class Engine:
         accepted: list[_Submitted | RequestOutput] = []
         try:
             for prompt, one in zip(listed, each, strict=True):
-                accepted.append(self._submit_or_report(prompt, one, raises=on_error == "raise"))
+                accepted.append(self._submit_or_report(prompt, one, options, raises=on_error == "raise"))
             waiting = deque(item for item in accepted if isinstance(item, _Submitted))
             while waiting:
                 if waiting[0].is_finished:
@@ -275,9 +320,11 @@ class Engine:
                     self._abort(submitted)
         return [self._output(item) if isinstance(item, _Submitted) else item for item in accepted]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> EventStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, options: RequestOptions | None = None
+    ) -> EventStream:
         """Complete one prompt; iterate over its events as they are made. Closing the iterator aborts the request."""
-        return EventStream(self, self._submit(prompt, params, request_id=None, events=deque()))
+        return EventStream(self, self._submit(prompt, params, request_id=None, options=options, events=deque()))
 
     def chat(
         self,
@@ -285,11 +332,12 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        options: RequestOptions | None = None,
         **template_variables: Any,
     ) -> RequestOutput:
         """Answer a conversation, [{"role": ..., "content": ...}, ...], rendered with the model's chat template."""
         token_ids = self.tokenizer.apply_chat_template(messages, tools=tools, **template_variables)
-        return self.generate([token_ids], params, on_error="raise")[0]
+        return self.generate([token_ids], params, options=options, on_error="raise")[0]
 
     def stream_chat(
         self,
@@ -297,10 +345,12 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        options: RequestOptions | None = None,
         **template_variables: Any,
     ) -> EventStream:
         """As `chat`, but iterate over the answer as it is made."""
-        return self.stream(self.tokenizer.apply_chat_template(messages, tools=tools, **template_variables), params)
+        token_ids = self.tokenizer.apply_chat_template(messages, tools=tools, **template_variables)
+        return self.stream(token_ids, params, options=options)
 
     # Close -----------------------------------------------------------------------------------------------------------
 
@@ -325,12 +375,14 @@ class Engine:
 
     # Inside: from a prompt to requests -------------------------------------------------------------------------------
 
-    def _submit_or_report(self, prompt: Prompt, params: SamplingParams | None, *, raises: bool) -> Any:
+    def _submit_or_report(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, *, raises: bool
+    ) -> Any:
         """The accepted request, or the output of a refused one. While the queue is full, passes are run."""
         try:
             while True:
                 try:
-                    return self._submit(prompt, params, request_id=None, events=deque())
+                    return self._submit(prompt, params, request_id=None, options=options, events=deque())
                 except QueueFull:
                     self._advance()
         except (EngineClosed, EngineFailed):
@@ -346,6 +398,7 @@ class Engine:
         params: SamplingParams | None,
         *,
         request_id: str | None,
+        options: RequestOptions | None,
         events: deque[StreamEvent] | None,
     ) -> _Submitted:
         with self._lock:
@@ -355,10 +408,24 @@ class Engine:
                 raise InvalidRequest(
                     f"params is a {type(params).__name__}; it must be a SamplingParams.", field="params", value=params
                 )
+            if options is not None and not isinstance(options, RequestOptions):
+                raise InvalidRequest(
+                    f"options is a {type(options).__name__}; it must be a RequestOptions.",
+                    field="options",
+                    value=options,
+                )
             full = (params or SamplingParams()).with_defaults(self._model.defaults.values)
             self._check_against_model(full)
             text, token_ids = self._tokenize(prompt)
-            submitted = _Submitted(self._claim_id(request_id), text, tuple(token_ids), full, time.monotonic(), events)
+            submitted = _Submitted(
+                self._claim_id(request_id),
+                text,
+                tuple(token_ids),
+                full,
+                options or RequestOptions(),
+                time.monotonic(),
+                events,
+            )
             self._add_sequences(submitted)
             self._live[submitted.request_id] = submitted
             return submitted
@@ -434,7 +501,7 @@ class Engine:
                 )
 
     def _add_sequences(self, submitted: _Submitted) -> None:
-        params, prompt = submitted.params, submitted.prompt_token_ids
+        params, options, prompt = submitted.params, submitted.options, submitted.prompt_token_ids
         max_tokens, is_clamped = self._scheduler.clamp_max_tokens(len(prompt), params.max_tokens)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         eos_ids = frozenset[int]() if params.ignore_eos else self._model.eos_ids
@@ -446,6 +513,11 @@ class Engine:
                 max_tokens,
                 index=index,
                 max_tokens_clamped=is_clamped,
+                priority=options.priority,
+                tenant=options.tenant,
+                cache_salt=options.cache_salt,
+                ttft_limit_ns=_ns_of(options.ttft_limit_ms),
+                itl_limit_ns=_ns_of(options.itl_limit_ms),
                 needs_all_prompt_logits=params.prompt_logprobs is not None and index == 0,
             )
             row = SamplingRow(params, child_seed(seed, index), prompt, rules.all_ids)
@@ -464,25 +536,31 @@ class Engine:
             self._abort(self._dropped.popleft())
 
     def _advance(self) -> None:
-        """One pass; its events go where each request wants them."""
+        """One pass; its events go where each request wants them. If nobody may start yet, a short sleep instead."""
+        sleep_s = 0.0
         with self._lock:
             self._abort_dropped()
             if not self._live:
                 return
             try:
-                self._step()
+                sleep_s = self._step()
             except Exception as error:
                 self._fail(error)
+        if sleep_s > 0.0:
+            time.sleep(sleep_s)  # others may submit meanwhile
 
-    def _step(self) -> None:
+    def _step(self) -> float:
+        """Returns how long there is nothing to do, in seconds."""
         plan = self._scheduler.schedule()
+        for request, error in plan.refused:
+            self._end(request.payload.owner, "error", error)
         if plan.is_empty:
-            raise RuntimeError("the scheduler found nothing to run although requests are waiting")
+            return self._idle_s() if self._live else 0.0
         try:
             taken = self._run(plan)
         except _PlanRefused as refusal:
             self._give_up(plan, refusal)
-            return
+            return 0.0
         self._scheduler.commit(plan, taken.token_ids, taken.finish_reasons)
         for event in taken.deltas:
             self._emit(*event)
@@ -491,6 +569,16 @@ class Engine:
         for sequence, *_ in taken.deltas:
             if sequence.owner.is_finished:
                 self._live.pop(sequence.owner.request_id, None)
+        return 0.0
+
+    def _idle_s(self) -> float:
+        """How long to sleep before it makes sense to plan again. Raises RuntimeError if it never will."""
+        wake_ns = self._scheduler.next_wake_ns()
+        if wake_ns is None and not self._scheduler.is_paused:
+            raise RuntimeError("the scheduler found nothing to run although requests are waiting")
+        if wake_ns is None:
+            return IDLE_SLEEP_S
+        return min(IDLE_SLEEP_S, max(0.0, (wake_ns - time.monotonic_ns()) / 1e9))
 
     def _run(self, plan: StepPlan) -> _TakenResults:
         rows, row_owners = self._logits_rows(plan)
@@ -727,6 +815,10 @@ def _logprobs(result: StepResult, r: int, num_logprobs: int) -> TokenLogprobs:
     return TokenLogprobs(
         int(result.token_ids[r]), float(result.logprobs[r]), tuple(pair for pair in top if pair[0] >= 0)
     )
+
+
+def _ns_of(milliseconds: float | None) -> int | None:
+    return None if milliseconds is None else int(milliseconds * 1e6)
 
 
 def _check_num_threads(num_threads: int | None) -> None:

@@ -52,11 +52,57 @@ class NeverFits(PyEngineError):
 
 
 class QueueFull(PyEngineError):
-    """The waiting queue holds `limit` requests already."""
+    """The waiting queue holds `limit` requests already.
 
-    def __init__(self, message: str, *, limit: int) -> None:
+    Attributes:
+        retry_after_s: when there may be room, by the present pace; None where it is not known.
+    """
+
+    def __init__(self, message: str, *, limit: int, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class TTFTUnreachable(PyEngineError):
+    """At submit: the first token is not expected within the request's limit; nothing was queued.
+
+    Attributes:
+        limit_s: the limit, in seconds from now.
+        estimate_s: when the first token is expected.
+        retry_after_s: when the load is expected to be low enough.
+    """
+
+    def __init__(self, message: str, *, limit_s: float, estimate_s: float, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.limit_s = limit_s
+        self.estimate_s = estimate_s
+        self.retry_after_s = retry_after_s
+
+
+class DeadlinePassed(PyEngineError):
+    """A request waited longer than its limit allows, and was ended before it started.
+
+    Attributes:
+        limit_s / waited_s: the limit, and how long it had waited.
+    """
+
+    def __init__(self, message: str, *, limit_s: float, waited_s: float) -> None:
+        super().__init__(message)
+        self.limit_s = limit_s
+        self.waited_s = waited_s
+
+
+class PolicyFault(PyEngineError):
+    """A scheduling policy given by the user broke its rules; the engine went on without it.
+
+    Attributes:
+        policy: its name.
+    """
+
+    def __init__(self, message: str, *, policy: str) -> None:
+        super().__init__(message)
+        self.policy = policy
 
 
 class ModelError(PyEngineError):

@@ -47,18 +47,23 @@ class Request:
         max_tokens: most output tokens, already clamped to context and pool.
         max_tokens_clamped: whether the limit asked for was lowered.
         priority: class, an integer; a smaller one is served first.
+        priority_class: the class it is in now; one that waits long is promoted.
         tenant: on whose account it runs.
         cache_salt: KV is shared only between requests of the same salt.
         ttft_limit_ns / itl_limit_ns: the longest it may wait for its first token, and between two tokens; None: no
             limit.
         needs_all_prompt_logits: prompt log-probabilities were asked for, so its prompt is always computed whole.
         block_hashes: of the first full blocks of its tokens, as the KV cache computed them.
+        has_known_hashes: block_hashes was filled beforehand, all that its tokens will ever have, and is used as it is:
+            a recording has the hashes of a prompt, not its tokens.
+        num_indexed_blocks: the first so many blocks of its table can be found by their hash.
         block_table: KV block of each run of block_size tokens; only appended to while it runs.
         group: the sequences of the same submit, None when it is alone.
         arrival_ns / arrival_seq: when it was accepted, and its number in the order of acceptance.
         started_ns: first admission to the batch. finished_ns: when it ended. Both None before.
         token_times_ns: when each output token was committed.
         queue_ns: all time so far, up to the last change of state, in which it was accepted and not running.
+        bypassed_tokens: prompt tokens of those that passed it while it was the head.
         num_preemptions: how often it lost its KV; num_recomputed_tokens: what that cost.
         num_cached_tokens: prompt tokens whose KV existed already when it first started.
         finish_reason: "stop", "length", "abort" or "error" once it is FINISHED.
@@ -71,10 +76,12 @@ class Request:
         "arrival_seq",
         "block_hashes",
         "block_table",
+        "bypassed_tokens",
         "cache_salt",
         "finish_reason",
         "finished_ns",
         "group",
+        "has_known_hashes",
         "index",
         "itl_limit_ns",
         "log",
@@ -84,11 +91,13 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_dropped_tokens",
+        "num_indexed_blocks",
         "num_preemptions",
         "num_prompt_tokens",
         "num_recomputed_tokens",
         "payload",
         "priority",
+        "priority_class",
         "queue_ns",
         "queued_since_ns",
         "request_id",
@@ -123,7 +132,7 @@ class Request:
         self.num_computed_tokens = 0
         self.max_tokens = max_tokens
         self.max_tokens_clamped = max_tokens_clamped
-        self.priority = priority
+        self.priority = self.priority_class = priority
         self.tenant = tenant
         self.cache_salt = cache_salt
         self.ttft_limit_ns = ttft_limit_ns
@@ -131,6 +140,8 @@ class Request:
         self.needs_all_prompt_logits = needs_all_prompt_logits
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
+        self.has_known_hashes = False
+        self.num_indexed_blocks = 0
         self.group: RequestGroup | None = None
         self.state = RequestState.WAITING
         self.arrival_ns = 0
@@ -140,6 +151,7 @@ class Request:
         self.started_ns: int | None = None
         self.finished_ns: int | None = None
         self.token_times_ns: list[int] = []
+        self.bypassed_tokens = 0
         self.num_preemptions = 0
         self.num_dropped_tokens = 0
         self.num_recomputed_tokens = 0
@@ -167,6 +179,11 @@ class Request:
     def first_token_ns(self) -> int | None:
         """When the first output token was committed; None before."""
         return self.token_times_ns[0] if self.token_times_ns else None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is in the queue that each step scans: WAITING or PREEMPTED."""
+        return self.state is RequestState.WAITING or self.state is RequestState.PREEMPTED
 
     @property
     def is_finished(self) -> bool:

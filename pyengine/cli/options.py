@@ -13,7 +13,7 @@ from pyengine.cli.process import exit_code_of
 from pyengine.errors import InvalidRequest
 from pyengine.sampling_params import SamplingParams
 
-_SAMPLING, _END, _ENGINE = "Sampling", "Length and end", "Engine"
+_SAMPLING, _END, _ENGINE, _SCHEDULER = "Sampling", "Length and end", "Engine", "Scheduler"
 
 Model = Annotated[
     str | None,
@@ -134,6 +134,66 @@ class EngineOptions:
         int | None, _option(_ENGINE, "Most tokens of a sequence, prompt and output. Default: the model's own.")
     ] = None
     num_threads: Annotated[int | None, _option(_ENGINE, "Threads. Default: every processor we may use.")] = None
+    batching: Annotated[
+        str | None,
+        _option(_SCHEDULER, "continuous, or static: form a batch, run it, form the next. Default: continuous."),
+    ] = None
+    order: Annotated[
+        str | None,
+        _option(_SCHEDULER, "Who is first: fifo, priority, fair (by tenant), deadline or shortest. Default: fifo."),
+    ] = None
+    packing: Annotated[
+        str | None,
+        _option(
+            _SCHEDULER,
+            "When the first does not fit: none, nobody passes, or best_fit, those who do not delay it. "
+            "Default: best_fit.",
+        ),
+    ] = None
+    capacity: Annotated[
+        str | None,
+        _option(
+            _SCHEDULER,
+            "Who fits: guaranteed, nobody is ever preempted; predicted, by recent output lengths; optimistic, by the "
+            "present. Default: predicted.",
+        ),
+    ] = None
+    capacity_quantile: Annotated[
+        float | None,
+        _option(_SCHEDULER, "predicted: the part of recent outputs that is covered, in (0, 1]. Default: 0.8."),
+    ] = None
+    watermark: Annotated[
+        float | None, _option(_SCHEDULER, "optimistic: the part of the pool that a start leaves free. Default: 0.01.")
+    ] = None
+    prefix_caching: Annotated[
+        bool | None,
+        _option(
+            _SCHEDULER,
+            "Keep KV for later requests that begin with the same tokens. Default: yes.",
+            "--prefix-caching/--no-prefix-caching",
+        ),
+    ] = None
+    itl_limit_ms: Annotated[
+        float | None, _option(_SCHEDULER, "Longest time between two tokens; prompt chunks are cut to keep it.")
+    ] = None
+    ttft_limit_ms: Annotated[
+        float | None, _option(_SCHEDULER, "Longest time to the first token; what cannot keep it is refused.")
+    ] = None
+    max_queue: Annotated[int | None, _option(_SCHEDULER, "Most requests that wait. Default: no limit.")] = None
+    max_batch_wait_ms: Annotated[
+        float | None, _option(_SCHEDULER, "Wait so long for company before a pass begins. Default: 0.")
+    ] = None
+    aging_barrier_s: Annotated[
+        float | None, _option(_SCHEDULER, "best_fit: nobody passes one that has waited so long. Default: 10.")
+    ] = None
+    bypass_budget: Annotated[
+        float | None,
+        _option(_SCHEDULER, "best_fit: prompt tokens that may pass one, in multiples of its own. Default: 4."),
+    ] = None
+    window: Annotated[int | None, _option(_SCHEDULER, "Waiting requests that a step examines. Default: 64.")] = None
+    priority_promotion_s: Annotated[
+        float | None, _option(_SCHEDULER, "A waiting request moves up one class each time. Default: 30.")
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """Names and values of what was given, as Engine has them."""

@@ -1,34 +1,60 @@
-"""BlockPool: which KV blocks are free, and how many tables hold each of the others. It never sees their content."""
+"""BlockPool: which KV blocks are free, how many tables hold each of the others, and which content can be found again.
+
+It never sees content itself, only keys that name it.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, pairwise
+from types import MappingProxyType
 
 
 class BlockPool:
     """Blocks 0 to num_blocks - 1. Each is free, or held by `refcount` tables, or fenced.
 
     A fenced block is held by nobody, but a step in flight still writes it: it becomes free when that step returns.
+    A free block is idle if its content can still be found by a key, else blank.
 
-    The free list is a doubly linked ring in two arrays, in the order in which blocks are handed out: last freed, first
-    reused, because its memory is in the processor's caches, and so that a small load touches a small part of the pool.
-    Taking from its front and putting there are O(1), and so is removal from its middle.
+    The free list is a doubly linked ring in two arrays, in the order in which blocks are handed out:
 
-        next: num_blocks (sentinel) -> front -> ... -> back -> num_blocks
+        next: num_blocks (sentinel) -> blank .. blank -> idle .. idle -> num_blocks
+
+    Of the blank ones the last freed is the first reused, because its memory is in the processor's caches, and so that
+    a small load touches a small part of the pool. Of the idle ones the first freed is the first reused (least recently
+    used), and then its content is found no more. Taking from the front, putting at either end, and removal from the
+    middle are O(1).
     """
 
-    __slots__ = ("_fenced", "_next", "_previous", "_refcounts", "num_blocks", "num_fenced", "num_free")
+    __slots__ = (
+        "_blocks",
+        "_fenced",
+        "_keys",
+        "_next",
+        "_previous",
+        "_refcounts",
+        "num_blocks",
+        "num_evicted",
+        "num_fenced",
+        "num_free",
+        "num_idle",
+    )
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self.num_idle = 0  # of the free ones
         self.num_fenced = 0
+        self.num_evicted = 0  # idle blocks that were handed out, since the pool was made
         self._refcounts = array("q", bytes(8 * num_blocks))
         self._next = array("q", [*range(1, num_blocks + 1), 0])
         self._previous = array("q", [num_blocks, *range(num_blocks)])
         self._fenced: dict[int, list[int]] = {}
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._blocks: dict[bytes, int] = {}
+
+    # ---- Taking and giving back
 
     def allocate(self, count: int) -> list[int] | None:
         """Take `count` free blocks, each with refcount 1; None, and nothing is changed, if there are fewer."""
@@ -43,31 +69,47 @@ class BlockPool:
             block = following[block]
         following[sentinel] = block
         self._previous[block] = sentinel
+        num_blank = self.num_free - self.num_idle
         self.num_free -= count
+        if count > num_blank:
+            for block in blocks[num_blank:]:
+                self._forget(block)
+            self.num_idle -= count - num_blank
+            self.num_evicted += count - num_blank
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Count one more holder of each block. Raises RuntimeError for a block that nobody holds."""
+        """Count one more holder of each block; idle ones are free no more. Raises RuntimeError for any other free one.
+
+        The blocks before the one that raises have been counted.
+        """
+        refcounts = self._refcounts
         for block in blocks:
-            if self._refcounts[block] == 0:
-                raise RuntimeError(f"KV block {block} is shared, but nobody holds it.")
-            self._refcounts[block] += 1
+            count = refcounts[block]
+            if count == 0:
+                if self._keys[block] is None:
+                    raise RuntimeError(f"KV block {block} is shared, but nobody holds it and its content is not known.")
+                self._unlink(block)
+                self.num_free -= 1
+                self.num_idle -= 1
+            refcounts[block] = count + 1
 
     def free(self, blocks: Iterable[int], fence: int | None = None) -> None:
-        """Count one holder less of each block; those that nobody holds any more become free, the last one in front.
+        """Count one holder less of each block; those that nobody holds any more become free, in the given order.
 
         With `fence` they do so only at lift_fence(fence), the number of the step in flight that still writes them.
         Raises RuntimeError for a block that nobody holds.
         """
+        refcounts = self._refcounts
         for block in blocks:
-            count = self._refcounts[block]
+            count = refcounts[block]
             if count == 0:
                 raise RuntimeError(f"KV block {block} is freed, but nobody holds it.")
-            self._refcounts[block] = count - 1
+            refcounts[block] = count - 1
             if count > 1:
                 continue
             if fence is None:
-                self._put_in_front(block)
+                self._put(block)
             else:
                 self._fenced.setdefault(fence, []).append(block)
                 self.num_fenced += 1
@@ -76,7 +118,7 @@ class BlockPool:
         """Free the blocks that were fenced until `step` returned; without such blocks nothing happens."""
         for block in self._fenced.pop(step, ()):
             self.num_fenced -= 1
-            self._put_in_front(block)
+            self._put(block)
 
     def refcount(self, block: int) -> int:
         """How many tables hold the block."""
@@ -89,8 +131,45 @@ class BlockPool:
             yield block
             block = self._next[block]
 
+    # ---- Finding content again
+
+    @property
+    def keys(self) -> Mapping[bytes, int]:
+        """The block of each content that can be found, held or idle."""
+        return MappingProxyType(self._blocks)
+
+    def find(self, key: bytes) -> int | None:
+        """The block whose content `key` names, held or idle."""
+        return self._blocks.get(key)
+
+    def name(self, block: int, key: bytes) -> bool:
+        """Let the content of a held block be found by `key`; False, and nothing is changed, if another held one is.
+
+        An idle block of the same key becomes blank: two of one content are no better than one.
+        Raises RuntimeError for a block that nobody holds or that has another key.
+        """
+        known = self._blocks.get(key)
+        if known == block:
+            return True
+        if self._refcounts[block] == 0 or self._keys[block] is not None:
+            raise RuntimeError(f"KV block {block} gets a key, but nobody holds it or it has another one.")
+        if known is not None:
+            if self._refcounts[known]:
+                return False
+            self._make_blank(known)
+        self._keys[block] = key
+        self._blocks[key] = block
+        return True
+
+    def forget_idle(self) -> None:
+        """Make all idle blocks blank."""
+        num_blank = self.num_free - self.num_idle
+        for block in islice(self.free_blocks(), num_blank, None):
+            self._forget(block)
+        self.num_idle = 0
+
     def check(self) -> None:
-        """Raise AssertionError unless each block is exactly one of free, held and fenced, and the counts say so."""
+        """Raise AssertionError unless each block is exactly one of free, held and fenced, and counts and keys say so."""
         free = list(islice(self.free_blocks(), self.num_blocks + 1))
         ring = [self.num_blocks, *free, self.num_blocks]
         for before, block in pairwise(ring):
@@ -101,12 +180,41 @@ class BlockPool:
         assert len(free) == self.num_free, f"{len(free)} blocks are free, {self.num_free} counted"
         assert len(fenced) == self.num_fenced, f"{len(fenced)} blocks are fenced, {self.num_fenced} counted"
         assert sorted(free + fenced + held) == list(range(self.num_blocks)), "blocks are lost or doubled"
+        num_blank = self.num_free - self.num_idle
+        assert all(self._keys[block] is None for block in free[:num_blank]), "an idle block is before a blank one"
+        assert all(self._keys[block] is not None for block in free[num_blank:]), "a blank block is counted as idle"
+        assert all(self._keys[block] is None for block in fenced), "content that is still written can be found"
+        named = {key: block for block, key in enumerate(self._keys) if key is not None}
+        assert named == self._blocks, "keys of blocks and blocks of keys disagree"
 
-    def _put_in_front(self, block: int) -> None:
-        sentinel = self.num_blocks
-        first = self._next[sentinel]
-        self._next[sentinel] = block
-        self._previous[block] = sentinel
-        self._next[block] = first
-        self._previous[first] = block
+    # ---- The ring
+
+    def _put(self, block: int) -> None:
+        """Make a block free: a blank one in front, an idle one at the back."""
+        following, previous, sentinel = self._next, self._previous, self.num_blocks
+        if self._keys[block] is None:
+            before, after = sentinel, following[sentinel]
+        else:
+            before, after = previous[sentinel], sentinel
+            self.num_idle += 1
+        following[before] = previous[after] = block
+        previous[block], following[block] = before, after
         self.num_free += 1
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        self._next[before] = after
+        self._previous[after] = before
+
+    def _make_blank(self, block: int) -> None:
+        self._unlink(block)
+        self._forget(block)
+        self.num_idle -= 1
+        self.num_free -= 1
+        self._put(block)
+
+    def _forget(self, block: int) -> None:
+        key = self._keys[block]
+        assert key is not None
+        self._keys[block] = None
+        del self._blocks[key]

@@ -2,150 +2,247 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from pyengine.config import SchedulerConfig
 from pyengine.kv_cache.blocks import last_horizon, need
 from pyengine.kv_cache.kv_cache import KVCache, Prefix
 from pyengine.request import Request
+from pyengine.scheduler.forecast import Charge, Forecast, decode_charge
 from pyengine.scheduler.verdict import Reason, Verdict
 
+MIN_LENGTHS = 16  # below so many known outputs nothing is predicted
+MAX_LENGTHS = 1000  # older ones are forgotten
 
-class Capacity(Protocol):
-    """Judges a start. It says yes only if the free blocks hold all the tokens that the request knows.
 
-    It is told of each running request when it starts, decodes and leaves; the default is not to care.
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The promise to a blocked head: from the first step of `bucket` on it fits, and nobody who passes may change that.
+
+    Attributes:
+        bucket: the first in which the head fits, if everyone runs as long as is forecast.
+        num_blocks: KV blocks that the head then needs.
     """
 
-    name: str
+    bucket: int
+    num_blocks: int
 
-    def judge(self, request: Request, prefix: Prefix, num_running: int) -> Verdict:
-        """Whether `request` may start beside `num_running` others, with `prefix` shared; need and have in blocks."""
-        ...
+
+class Capacity:
+    """Judges starts, by a forecast of what the running requests will use.
+
+    Subclass it for another rule: `horizon` says how many tokens a request is expected to get beyond those that it
+    knows, `judge` whether it may start. A yes must mean that the free blocks hold all the tokens that it knows.
+    """
+
+    name = "capacity"
+
+    def __init__(self, cache: KVCache, config: SchedulerConfig) -> None:
+        self._cache = cache
+        self._config = config
+        self.forecast = Forecast(config.max_context, config.block_size)
+        self._charges: dict[Request, Charge] = {}
+        self._ends: dict[int, dict[Request, None]] = {}  # decodes by the last bucket they are charged for
+
+    # ---- The rule
+
+    def horizon(self, request: Request) -> int:
+        """Tokens that will get KV beyond the known ones, as far as this rule looks."""
+        return last_horizon(request)
+
+    def judge(self, request: Request, prefix: Prefix, whole_in_step: int | None, num_running: int) -> Verdict:
+        """Whether `request` may start beside `num_running` others, with `prefix` shared; need and have in blocks.
+
+        `whole_in_step` is the number of the present step if all tokens it knows are computed in it, else None.
+        """
+        raise NotImplementedError
+
+    # ---- The forecast
+
+    def reserve(self, head: Request) -> Reservation | None:
+        """When `head`, which does not fit now, is sure to fit; None if that is not known."""
+        needed = self._final(head)
+        bucket = self.forecast.first_room(self._config.num_blocks - needed, self._config.max_num_seqs - 1)
+        return None if bucket is None else Reservation(bucket, needed)
+
+    def would_delay(self, reservation: Reservation, request: Request, step: int) -> Verdict:
+        """Whether starting `request` now, all of its tokens computed in `step`, would move `reservation`."""
+        charge = decode_charge(request.num_tokens, self.horizon(request), step, self._config.block_size)
+        assert charge.last_bucket is not None
+        if charge.last_bucket < reservation.bucket:
+            return Verdict(None)
+        needed = self.forecast.peak_with(charge, reservation.bucket) + reservation.num_blocks
+        if needed > self._config.num_blocks:
+            return Verdict(Reason.WOULD_DELAY_HEAD, needed, self._config.num_blocks)
+        if self.forecast.most_seats(reservation.bucket) + 2 > self._config.max_num_seqs:
+            return Verdict(Reason.WOULD_DELAY_HEAD, needed, self._config.num_blocks)
+        return Verdict(None)
+
+    def begin(self, step: int) -> None:
+        """Step `step` is about to be planned. Those that outlived what they were charged for are charged anew."""
+        bucket = step // self._config.block_size
+        if bucket == self.forecast.bucket:
+            return
+        passed = range(self.forecast.bucket, bucket)
+        self.forecast.move_to(bucket)
+        for earlier in passed:
+            for request in self._ends.pop(earlier, ()):
+                del self._charges[request]
+                self._charge_decode(request, step)
 
     def started(self, request: Request) -> None:
         """`request` is in state PREFILL from now on."""
+        self._put(request, Charge(self._final(request)))
 
     def decodes(self, request: Request, step: int) -> None:
         """`request` is in state DECODE: from `step` on it gains one token in each step."""
+        self._remove(request)
+        self._charge_decode(request, step)
 
     def left(self, request: Request) -> None:
         """`request` runs no more and has given its blocks back."""
+        self._remove(request)
+
+    def ended(self, request: Request) -> None:
+        """`request` made its last token; its length is known."""
+
+    # ---- Details
+
+    def _final(self, request: Request) -> int:
+        return need(request, self.horizon(request), self._config.block_size)
+
+    def _charge_decode(self, request: Request, step: int) -> None:
+        # Between two steps a decode knows one token that has no KV; within one all of them have.
+        known = request.num_computed_tokens
+        horizon = self.horizon(request) + request.num_tokens - known
+        self._put(request, decode_charge(known, horizon, step - 1, self._config.block_size))
+
+    def _put(self, request: Request, charge: Charge) -> None:
+        self._charges[request] = charge
+        self.forecast.add(charge)
+        if charge.last_bucket is not None:
+            self._ends.setdefault(charge.last_bucket, {})[request] = None
+
+    def _remove(self, request: Request) -> None:
+        charge = self._charges.pop(request)
+        self.forecast.add(charge, -1)
+        if charge.last_bucket is not None:
+            enders = self._ends[charge.last_bucket]
+            del enders[request]
+            if not enders:
+                del self._ends[charge.last_bucket]
 
 
 class Optimistic(Capacity):
     """Looks at the present only: known tokens must fit and leave a watermark, waived when nothing runs.
 
-    Running requests may outgrow the pool together; then one is preempted.
+    Running requests may outgrow the pool together; then one is preempted. The forecast takes everyone at max_tokens.
     """
 
     name = "optimistic"
 
-    def __init__(self, cache: KVCache, config: SchedulerConfig) -> None:
-        self._cache = cache
-        self._num_spare = int(config.watermark * config.num_blocks)
-
-    def judge(self, request: Request, prefix: Prefix, num_running: int) -> Verdict:
-        needed = self._cache.need_fresh(request, prefix)
-        usable = self._cache.pool.num_free - (self._num_spare if num_running else 0)
-        return Verdict(None if needed <= usable else Reason.KV_NOW, needed, usable)
-
-
-@dataclass(frozen=True, slots=True)
-class _Charge:
-    """What one running request may still use: `offset + k` blocks in bucket k, and `final` ones in its last bucket.
-
-    A prefill has no last bucket yet, and is charged `final` in all.
-    """
-
-    final: int
-    offset: int = 0
-    last_bucket: int | None = None
+    def judge(self, request: Request, prefix: Prefix, whole_in_step: int | None, num_running: int) -> Verdict:
+        spare = int(self._config.watermark * self._config.num_blocks) if num_running else 0
+        return _fits_now(self._cache, request, prefix, spare)
 
 
 class Guaranteed(Capacity):
-    """Starts a request only if nobody needs to be preempted later, even if all make max_tokens: a lockstep certificate.
+    """Starts a request only if nobody needs to be preempted later, even if all make max_tokens.
 
-    A decode gains one token in each step, so the steps at which it takes a block and at which it ends at the latest
-    are known. Future steps are cut into buckets of block_size; in each a decode takes one more block:
-
-        bucket            k       k+1     k+2     k+3
-        ends in k+2       5       6       7       -
-        ends in k+1       2       3       -       -
-        prefill           4       4       4       4      its final size always: when it will decode is not known
-        all              11      13      11       4      peak 13: another one that may grow to 6 needs 19 blocks
-
-    Each request is rounded up by itself, and by the same rule before and after it begins to decode, so the peak never
-    rises by itself. It holds because every decode is in every step. Blocks shared by siblings are counted for each.
+    A lockstep certificate: the forecast is exact when everyone makes max_tokens, and too high by what is shared and
+    by those that end earlier, never too low.
     """
 
     name = "guaranteed"
 
+    def judge(self, request: Request, prefix: Prefix, whole_in_step: int | None, num_running: int) -> Verdict:
+        return _fits_later(self, request, whole_in_step)
+
+
+class Predicted(Capacity):
+    """The same certificate for the lengths that requests are expected to reach, with preemption as the fallback.
+
+    The expected length is a quantile of the recent outputs that are longer than what the request has made; it is
+    taken anew when a request outlives it. Until enough outputs have been seen it is max_tokens.
+    """
+
+    name = "predicted"
+
     def __init__(self, cache: KVCache, config: SchedulerConfig) -> None:
-        self._block_size = config.block_size
-        self._num_blocks = config.num_blocks
-        self._charges: dict[Request, _Charge] = {}
-        self._prefill_blocks = 0
-        # Of the decodes by last bucket: how many, the sum of their offsets, the sum of their final blocks.
-        self._decodes: dict[int, tuple[int, int, int]] = {}
+        super().__init__(cache, config)
+        self._lengths = OutputLengths()
 
-    def judge(self, request: Request, prefix: Prefix, num_running: int) -> Verdict:
-        final = self._final(request)
-        usable = self._num_blocks - self.peak()
-        return Verdict(None if final <= usable else Reason.KV_PEAK, final, usable)
+    def horizon(self, request: Request) -> int:
+        return max(0, self._lengths.expect(request, self._config.capacity_quantile) - request.num_output_tokens - 1)
 
-    def peak(self) -> int:
-        """Most blocks that the running requests use together in any future step, rounded up to buckets.
+    def judge(self, request: Request, prefix: Prefix, whole_in_step: int | None, num_running: int) -> Verdict:
+        verdict = _fits_now(self._cache, request, prefix, 0)
+        if not verdict.starts or num_running == 0:
+            return verdict
+        return _fits_later(self, request, whole_in_step)
 
-        Use grows from bucket to bucket until somebody ends, so only buckets in which one ends can be the worst.
+    def ended(self, request: Request) -> None:
+        self._lengths.add(request.num_output_tokens)
+
+
+class OutputLengths:
+    """The lengths of recent outputs, in tokens."""
+
+    __slots__ = ("_recent", "_sorted")
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def add(self, length: int) -> None:
+        """An output of `length` tokens has ended."""
+        if len(self._recent) == MAX_LENGTHS:
+            oldest = self._recent.popleft()
+            del self._sorted[bisect_right(self._sorted, oldest) - 1]
+        self._recent.append(length)
+        insort(self._sorted, length)
+
+    def expect(self, request: Request, quantile: float) -> int:
+        """Output tokens that `request` is expected to reach, more than it has and at most max_tokens.
+
+        The quantile of the outputs longer than its own so far; where none is, twice what it has made.
         """
-        worst = num_later = sum_later = 0
-        for bucket in sorted(self._decodes, reverse=True):
-            number, offsets, final = self._decodes[bucket]
-            worst = max(worst, sum_later + bucket * num_later + final)
-            num_later += number
-            sum_later += offsets
-        return worst + self._prefill_blocks
+        known = self._sorted
+        if len(known) < MIN_LENGTHS:
+            return request.max_tokens
+        made = request.num_output_tokens
+        first = bisect_right(known, made) if made else 0
+        if first == len(known):
+            return min(request.max_tokens, 2 * made)
+        return min(request.max_tokens, known[first + int(quantile * (len(known) - first - 1))])
 
-    def started(self, request: Request) -> None:
-        charge = _Charge(self._final(request))
-        self._charges[request] = charge
-        self._prefill_blocks += charge.final
 
-    def decodes(self, request: Request, step: int) -> None:
-        self.left(request)
-        size = self._block_size
-        # After step s it has KV for base + s tokens.
-        base = request.num_computed_tokens + 1 - step
-        last_step = request.num_tokens + last_horizon(request) - base
-        charge = _Charge(self._final(request), -(-(base + size - 1) // size), last_step // size)
-        self._charges[request] = charge
-        self._add(charge, 1)
+def _fits_now(cache: KVCache, request: Request, prefix: Prefix, spare: int) -> Verdict:
+    needed = cache.need_fresh(request, prefix)
+    usable = cache.pool.num_free - spare
+    return Verdict(None if needed <= usable else Reason.KV_NOW, needed, usable)
 
-    def left(self, request: Request) -> None:
-        charge = self._charges.pop(request)
-        if charge.last_bucket is None:
-            self._prefill_blocks -= charge.final
-        else:
-            self._add(charge, -1)
 
-    def _final(self, request: Request) -> int:
-        return need(request, last_horizon(request), self._block_size)
-
-    def _add(self, charge: _Charge, sign: int) -> None:
-        assert charge.last_bucket is not None
-        number, offsets, final = self._decodes.pop(charge.last_bucket, (0, 0, 0))
-        if number + sign:
-            self._decodes[charge.last_bucket] = (
-                number + sign,
-                offsets + sign * charge.offset,
-                final + sign * charge.final,
-            )
+def _fits_later(capacity: Capacity, request: Request, whole_in_step: int | None) -> Verdict:
+    """Whether the forecast with `request` stays within the pool; `need` is what it brings to the worst bucket."""
+    config, forecast = capacity._config, capacity.forecast
+    horizon = capacity.horizon(request)
+    final = need(request, horizon, config.block_size)
+    usable = config.num_blocks - forecast.peak()
+    if final <= usable:
+        return Verdict(None, final, usable)
+    if whole_in_step is not None:
+        charge = decode_charge(request.num_tokens, horizon, whole_in_step, config.block_size)
+        if forecast.peak_with(charge) <= config.num_blocks:
+            return Verdict(None, final, final)
+    return Verdict(Reason.KV_PEAK, final, usable)
 
 
 CAPACITIES: dict[str, Callable[[KVCache, SchedulerConfig], Capacity]] = {
     Optimistic.name: Optimistic,
     Guaranteed.name: Guaranteed,
+    Predicted.name: Predicted,
 }

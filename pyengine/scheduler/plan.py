@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyengine.errors import PyEngineError
 from pyengine.request import Request
+from pyengine.scheduler.verdict import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class StepPlan:
         copies: (source block, destination block) pairs to be copied whole, in every layer, before the pass.
         joined: requests that started or resumed in this step.
         preempted: requests that lost their KV in this step, to be resumed later.
+        refused: requests that were ended before they started, and why; also in a plan that is empty.
         num_decode_tokens / num_prefill_tokens: the sum of num_new_tokens, split by the state at the step's start.
     """
 
@@ -35,6 +38,7 @@ class StepPlan:
     copies: list[tuple[int, int]]
     joined: list[Request]
     preempted: list[Request]
+    refused: list[tuple[Request, PyEngineError]]
     num_decode_tokens: int
     num_prefill_tokens: int
 
@@ -55,12 +59,14 @@ class PlanDraft:
     __slots__ = (
         "_num_decodes",
         "_num_prefill_tokens",
+        "bound_by",
         "budget",
         "copies",
         "joined",
         "num_computed",
         "num_new_tokens",
         "preempted",
+        "refused",
         "requests",
         "samples",
         "step",
@@ -69,6 +75,7 @@ class PlanDraft:
     def __init__(self, step: int) -> None:
         self.step = step
         self.budget = 0
+        self.bound_by: Reason | None = None  # the limit that set the budget
         self.requests: list[Request] = []
         self.num_new_tokens: list[int] = []
         self.num_computed: list[int] = []
@@ -76,6 +83,7 @@ class PlanDraft:
         self.copies: list[tuple[int, int]] = []
         self.joined: list[Request] = []
         self.preempted: list[Request] = []
+        self.refused: list[tuple[Request, PyEngineError]] = []
         self._num_decodes = 0
         self._num_prefill_tokens = 0
 
@@ -109,6 +117,7 @@ class PlanDraft:
             copies=self.copies,
             joined=self.joined,
             preempted=self.preempted,
+            refused=self.refused,
             num_decode_tokens=self._num_decodes,
             num_prefill_tokens=self._num_prefill_tokens,
         )

@@ -3,25 +3,53 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import chain
 from types import MappingProxyType
+from typing import Any
 
-from pyengine.config import SchedulerConfig
-from pyengine.errors import InvalidRequest, NeverFits, QueueFull
-from pyengine.kv_cache.blocks import num_blocks_for
-from pyengine.kv_cache.kv_cache import KVCache
-from pyengine.request import QUEUED_STATES, Request, RequestGroup, RequestState, move
+from pyengine.config import MAX_PRIORITY, SchedulerConfig
+from pyengine.errors import DeadlinePassed, InvalidRequest, NeverFits, PolicyFault, QueueFull, TTFTUnreachable
+from pyengine.kv_cache.blocks import need, num_blocks_for
+from pyengine.kv_cache.kv_cache import KVCache, Prefix
+from pyengine.request import Request, RequestGroup, RequestState, move
+from pyengine.scheduler.admission import Admission
+from pyengine.scheduler.batching import BATCHINGS, Batching
 from pyengine.scheduler.capacity import CAPACITIES, Capacity
-from pyengine.scheduler.latency import Latency, NoLimit
+from pyengine.scheduler.decision_log import DecisionLog
+from pyengine.scheduler.latency import Latency, StepTimeLimit, estimate_ttft_ns, retry_after_ns
 from pyengine.scheduler.order import ORDERS, Order, WaitingQueue
-from pyengine.scheduler.packing import PACKINGS, Packing
+from pyengine.scheduler.packing import PACKINGS, Packing, StrictOrder
 from pyengine.scheduler.plan import PlanDraft, StepPlan
-from pyengine.scheduler.verdict import Reason, Verdict
-from pyengine.scheduler.victim import LatestArrival, Victim
+from pyengine.scheduler.step_time import StepFeatures, StepTimeModel, step_features
+from pyengine.scheduler.verdict import Reason
+from pyengine.scheduler.victim import CheapestOfLowest, Victim
 
 NOBODY_ENDS: Mapping[int, str] = MappingProxyType({})
+NEVER_NS = 2**63
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """The step that runs: its plan, what its duration depends on, and who left while it ran."""
+
+    plan: StepPlan
+    features: StepFeatures
+    started_ns: int
+    has_leavers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _FruitlessScan:
+    """Admissions of a step in which nobody started. While nothing they depend on changes, they need not be repeated."""
+
+    state: tuple[int, int, int]
+    budget: int
+    valid_until_ns: int
+    stopped_by: Reason | None
 
 
 class Scheduler:
@@ -34,31 +62,62 @@ class Scheduler:
     Each live request is in exactly one container, by its state:
 
         WAITING, PREEMPTED   _waiting      sorted by the order, scanned by each step
+        HELD                 _held         not scanned, until it is woken
         PREFILL              _prefilling   given as many tokens as the budget allows
         DECODE               _decoding     given one token in each step, always
 
-    `clock` gives integer nanoseconds; one that goes backwards is taken as standing still.
+    `clock` gives integer nanoseconds; one that goes backwards is taken as standing still. What a step takes is learned
+    by `step_time`. Nothing else that it reads changes by itself: with the same calls and clock, plans are the same.
+
+    Attributes:
+        log: what was decided and why.
+        step_time: the model of a step's duration.
+        policy_faults: how often a policy of the user's broke its rules, by its name.
     """
 
-    def __init__(self, config: SchedulerConfig, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        clock: Callable[[], int] = time.monotonic_ns,
+        *,
+        step_time: StepTimeModel | None = None,
+        log: DecisionLog | None = None,
+        model_id: str = "",
+    ) -> None:
         self.config = config
+        self.log = DecisionLog(config) if log is None else log
+        self.step_time = StepTimeModel() if step_time is None else step_time
+        self.policy_faults: dict[str, int] = {}
         self._clock = clock
         self._last_now_ns = 0
-        self._cache = KVCache(config.num_blocks, config.block_size)
-        self._order: Order = ORDERS[config.order]()
-        self._packing: Packing = PACKINGS[config.packing]()
-        self._capacity: Capacity = CAPACITIES[config.capacity](self._cache, config)
-        self._latency: Latency = NoLimit(config.max_num_batched_tokens)
-        self._victim: Victim = LatestArrival()
-        self._waiting = WaitingQueue(self._order)
+        self._cache = KVCache(
+            config.num_blocks, config.block_size, prefix_caching=config.prefix_caching, model_id=model_id
+        )
+        self._batching: Batching = BATCHINGS[config.batching]()
+        self._order: Order = _policy(config.order, ORDERS)
+        self._packing: Packing = _policy(config.packing, PACKINGS)
+        self._capacity: Capacity = _policy(config.capacity, CAPACITIES, self._cache, config)
+        self._latency: Latency = StepTimeLimit(config.max_num_batched_tokens, config.block_size, self.step_time)
+        self._victim: Victim = CheapestOfLowest(self._order.surplus)
+        self._waiting = WaitingQueue(self._order, int(config.priority_promotion_s * 1e9))
         # Dictionaries serve as ordered sets with O(1) removal.
+        self._held: dict[Request, int] = {}
         self._prefilling: dict[Request, None] = {}
         self._decoding: dict[Request, None] = {}
         # A timing wheel over block_size steps. A decode gains one token a step, so it needs its next block every
         # block_size steps, always in the same bucket: (step - num_computed_tokens) mod block_size.
         self._wheel: tuple[dict[Request, None], ...] = tuple({} for _ in range(config.block_size))
+        # By step, the decodes that reach max_tokens with the token it samples. One that left meanwhile is passed over.
+        self._last_steps: dict[int, list[Request]] = {}
+        self._deadlines: list[tuple[int, int, Request]] = []
+        self._itl_limits: dict[int, int] = {}  # of running requests: how many have each limit, in ns
+        self._num_decode_kv = 0  # tokens with KV of all decodes
         self._step = 0
-        self._in_flight: StepPlan | None = None
+        self._in_flight: _InFlight | None = None
+        self._fruitless: _FruitlessScan | None = None
+        self._head: Request | None = None
+        self._paused_for: Reason | None = None
+        self._wake_ns: int | None = None
         self._num_arrived = 0
 
     # ---- What may come in
@@ -97,39 +156,44 @@ class Scheduler:
     def add(self, requests: Sequence[Request]) -> None:
         """Queue the n sequences of one submit, which have the same prompt: all of them or none.
 
-        Raises NeverFits if an empty engine could not run one, QueueFull, and InvalidRequest for an empty prompt,
-        more sequences than the queue ever holds, or a max_tokens that is < 1 or not clamped.
+        Raises NeverFits if an empty engine could not run one, QueueFull, TTFTUnreachable, and InvalidRequest for an
+        empty prompt, more sequences than the queue ever holds, or a priority or max_tokens out of bounds.
         """
         if len(set(requests)) != len(requests):
             raise ValueError("A request is twice in the same submit.")
         for request in requests:
             self._check_new(request, requests[0])
-        limit = self.config.max_queue
-        if limit is not None and len(requests) > limit:
-            raise InvalidRequest(
-                f"n is {len(requests)}; max_queue is {limit}, so that the completions of one prompt never find room.",
-                field="n",
-                value=len(requests),
-                limit=limit,
-            )
-        if limit is not None and self.num_waiting + len(requests) > limit:
-            raise QueueFull(
-                f"{self.num_waiting} requests wait and {len(requests)} more were submitted; max_queue is {limit}.",
-                limit=limit,
-            )
+        self._check_queue(len(requests))
         now_ns = self._now()
         group = RequestGroup(requests) if len(requests) > 1 else None
-        for request in requests:
+        for i, request in enumerate(requests):
             request.group = group
-            request.arrival_seq = self._num_arrived
+            request.arrival_seq = self._num_arrived + i
             request.arrival_ns = request.queued_since_ns = now_ns
-            self._num_arrived += 1
-            self._waiting.add(request)
+            if request.ttft_limit_ns is None and self.config.ttft_limit_ms is not None:
+                request.ttft_limit_ns = int(self.config.ttft_limit_ms * 1e6)
+            if request.itl_limit_ns is None and self.config.itl_limit_ms is not None:
+                request.itl_limit_ns = int(self.config.itl_limit_ms * 1e6)
+            self._cache.arrived(request)
+        try:
+            self._check_ttft(requests[0])
+            keys = [self._order_key(request) for request in requests]
+        except Exception:
+            for request in requests:
+                request.arrival_seq = -1
+            raise
+        del keys
+        self._num_arrived += len(requests)
+        for request in requests:
+            self.log.arrived(request, now_ns)
+            self._waiting.add(request, now_ns)
+            if request.ttft_limit_ns is not None:
+                heappush(self._deadlines, (now_ns + request.ttft_limit_ns, request.arrival_seq, request))
 
     def abort(self, request: Request, reason: str = "abort") -> bool:
         """End `request` in whatever state it is, and free all it holds; False if it had ended before.
 
-        Blocks that the step in flight writes are free once that is committed; its outcome for the request is dropped.
+        Blocks that the step in flight writes are free once that is committed; its token for the request is dropped.
         """
         if request.arrival_seq < 0:
             raise ValueError(f"{request!r} was never added.")
@@ -137,6 +201,40 @@ class Scheduler:
             return False
         self._finish(request, reason, self._now())
         return True
+
+    def hold(self, request: Request, cause: str, until_ns: int) -> None:
+        """Let a waiting request that has not started wait for `cause` until `wake`; at `until_ns` it is ended.
+
+        Raises RuntimeError if it has started or ended.
+        """
+        now_ns = self._now()
+        if request.state is not RequestState.WAITING:
+            raise RuntimeError(f"{request!r} cannot be held.")
+        self._waiting.remove(request)
+        move(request, RequestState.HELD, now_ns)
+        self._held[request] = until_ns
+        self.log.held(request, cause, now_ns)
+
+    def wake(self, request: Request) -> bool:
+        """Let a held request wait for its start again; False if it is not held."""
+        if request not in self._held:
+            return False
+        now_ns = self._now()
+        del self._held[request]
+        move(request, RequestState.WAITING, now_ns)
+        self._waiting.add(request, now_ns)
+        self.log.woken(request, now_ns)
+        return True
+
+    def pause(self, reason: Reason = Reason.PAUSED) -> None:
+        """Let nobody start until `resume`; those that run go on. `reason` is PAUSED or DRAIN."""
+        if reason not in (Reason.PAUSED, Reason.DRAIN):
+            raise ValueError(f"reason is {reason!r}; it must be PAUSED or DRAIN.")
+        self._paused_for = reason
+
+    def resume(self) -> None:
+        """End a `pause`."""
+        self._paused_for = None
 
     # ---- One step
 
@@ -146,17 +244,24 @@ class Scheduler:
         Raises RuntimeError while another plan is in flight.
         """
         if self._in_flight is not None:
-            raise RuntimeError(f"Step {self._in_flight.step} is in flight; commit it before the next schedule().")
+            raise RuntimeError(f"Step {self._in_flight.plan.step} is in flight; commit it before the next schedule().")
         now_ns = self._now()
+        self.log.begin(self._step, now_ns)
+        self._capacity.begin(self._step)
+        self._waiting.promote(now_ns)
         draft = PlanDraft(self._step)
+        self._refuse_late(draft, now_ns)
         self._grow_decodes(draft, now_ns)
         draft.add_decodes(list(self._decoding))
-        draft.budget = self._latency.prefill_budget(len(draft.requests))
+        self._set_budget(draft)
+        budget = draft.budget
         self._continue_prefills(draft)
-        self._packing.admit(self._waiting, partial(self._try_start, draft, now_ns))
+        stopped_by = self._admit(draft, now_ns)
         plan = draft.plan()
+        features = step_features(plan, self._num_decode_kv)
+        self._log_plan(plan, features, budget, draft.bound_by, stopped_by)
         if not plan.is_empty:
-            self._in_flight = plan
+            self._in_flight = _InFlight(plan, features, now_ns)
             self._advance(plan, now_ns)
         return plan
 
@@ -172,22 +277,65 @@ class Scheduler:
         """
         if plan.is_empty:
             return
-        if plan is not self._in_flight:
+        step = self._in_flight
+        if step is None or plan is not step.plan:
             raise RuntimeError(f"Step {plan.step} is not in flight: it was committed before, or never scheduled here.")
         _check_token_ids(plan, token_ids)
         self._in_flight = None
-        self._cache.pool.lift_fence(plan.step)
         now_ns = self._now()
-        finished = RequestState.FINISHED
-        for i, (request, token_id) in enumerate(zip(plan.requests, token_ids, strict=True)):
-            if token_id is None or not plan.samples[i] or request.state is finished:
-                continue
-            request.token_ids.append(token_id)
-            request.token_times_ns.append(now_ns)
-            if i in finish_reasons:
-                self._finish(request, finish_reasons[i], now_ns)
-            elif request.num_output_tokens == request.max_tokens:
+        self._cache.committed(plan.step)
+        self.step_time.observe(step.features, now_ns - step.started_ns)
+        if step.has_leavers:
+            rows = [i for i, request in enumerate(plan.requests) if plan.samples[i] and not request.is_finished]
+        else:
+            rows = [i for i in range(plan.num_decode_tokens, len(plan.requests)) if plan.samples[i]]
+            for request, token_id in zip(plan.requests[: plan.num_decode_tokens], token_ids, strict=False):
+                request.token_ids.append(token_id)  # type: ignore[arg-type]
+                request.token_times_ns.append(now_ns)
+        for i in rows:
+            plan.requests[i].token_ids.append(token_ids[i])  # type: ignore[arg-type]
+            plan.requests[i].token_times_ns.append(now_ns)
+        for i, reason in finish_reasons.items():
+            if plan.samples[i] and not plan.requests[i].is_finished:
+                self._finish(plan.requests[i], reason, now_ns)
+        for request in self._last_steps.pop(plan.step, ()):
+            if request.state is RequestState.DECODE and request.num_output_tokens == request.max_tokens:
                 self._finish(request, "length", now_ns)
+        self.log.committed(plan.step, now_ns)
+
+    def next_wake_ns(self) -> int | None:
+        """After an empty plan: when something may happen although nobody comes; None: nothing will."""
+        held = min(self._held.values(), default=NEVER_NS)
+        due = self._deadlines[0][0] if self._deadlines else NEVER_NS
+        wake = min(held, due, NEVER_NS if self._wake_ns is None else self._wake_ns)
+        return None if wake == NEVER_NS else wake
+
+    # The parts of schedule(), in its order
+
+    def _refuse_late(self, draft: PlanDraft, now_ns: int) -> None:
+        """End those whose limit on the first token, or on being held, has passed before they started."""
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            _, _, request = heappop(self._deadlines)
+            if request.started_ns is None and not request.is_finished:
+                assert request.ttft_limit_ns is not None
+                limit_s, waited_s = request.ttft_limit_ns / 1e9, (now_ns - request.arrival_ns) / 1e9
+                error = DeadlinePassed(
+                    f"Request {request.request_id!r} waited {waited_s:.3f} s without being started; its limit on the "
+                    f"first token is {limit_s:g} s.",
+                    limit_s=limit_s,
+                    waited_s=waited_s,
+                )
+                draft.refused.append((request, error))
+                self._finish(request, "error", now_ns)
+        for request, until_ns in [item for item in self._held.items() if item[1] <= now_ns]:
+            waited_s = (now_ns - request.queued_since_ns) / 1e9
+            error = DeadlinePassed(
+                f"Request {request.request_id!r} was held for {waited_s:.3f} s, and may not be held any longer.",
+                limit_s=(until_ns - request.queued_since_ns) / 1e9,
+                waited_s=waited_s,
+            )
+            draft.refused.append((request, error))
+            self._finish(request, "error", now_ns)
 
     def _grow_decodes(self, draft: PlanDraft, now_ns: int) -> None:
         """Give each decode that crosses a block boundary its block, preempting victims if need be.
@@ -200,24 +348,106 @@ class Scheduler:
                 self._preempt(victim, now_ns)
                 draft.preempted.append(victim)
 
+    def _set_budget(self, draft: PlanDraft) -> None:
+        """Prompt tokens that this step may carry beside its decodes, and what bounds them."""
+        limit_ns = min(self._itl_limits) if self._itl_limits else None
+        first = next(iter(self._prefilling), None)
+        budget = self._latency.budget(
+            len(draft.requests),
+            self._num_decode_kv,
+            limit_ns,
+            0 if first is None else first.num_computed_tokens,
+            bool(self._prefilling) or len(self._waiting) > 0,
+        )
+        draft.budget, draft.bound_by = budget.tokens, budget.bound_by
+
     def _continue_prefills(self, draft: PlanDraft) -> None:
-        for request in self._prefilling:
+        """Chunks of the prompts that are being computed: earliest deadline first, then arrival."""
+        for request in sorted(self._prefilling, key=_prefill_order):
             if draft.budget == 0:
                 return
             draft.add_chunk(request)
 
-    def _try_start(self, draft: PlanDraft, now_ns: int, request: Request) -> Verdict:
-        """Start or resume `request` if there are a seat, tokens of this step, and blocks for all tokens it knows."""
-        if self.num_running == self.config.max_num_seqs:
-            return Verdict(Reason.MAX_SEQS, 1, 0)
+    def _admit(self, draft: PlanDraft, now_ns: int) -> Reason | None:
+        """Start those that wait, as the packing decides; returns what ended the admissions."""
+        self._wake_ns = None
+        if len(self._waiting) == 0:
+            return None
+        closed_by = self._gate(draft, now_ns)
+        if closed_by is not None:
+            self.log.rest_waits(closed_by)
+            return closed_by
+        state = (self._capacity.forecast.version, self._capacity.forecast.bucket, self._waiting.version)
+        known = self._fruitless
+        if (
+            known is not None
+            and known.state == state
+            and draft.budget <= known.budget
+            and now_ns < known.valid_until_ns
+            and not draft.preempted
+        ):
+            return known.stopped_by
+        admission = Admission(
+            self.config,
+            self._waiting,
+            self._order,
+            self._cache,
+            self._capacity,
+            self.log,
+            draft,
+            now_ns,
+            self.num_running,
+            lambda request, prefix, head: self._start(draft, now_ns, request, prefix, head),
+        )
+        is_ours = self._run_packing(admission)
+        admission.finish()
+        self._batching.admitted(admission.stopped_by)
+        self._note_head(admission.head)
+        self._fruitless = None
+        if admission.num_started == 0 and admission.is_final and is_ours:
+            head = admission.head
+            waited_ns = 0 if head is None else head.queue_ns_at(now_ns)
+            left_ns = admission.barrier_ns - waited_ns
+            until_ns = now_ns + left_ns if head is not None and left_ns > 0 else NEVER_NS
+            self._fruitless = _FruitlessScan(state, draft.budget, until_ns, admission.stopped_by)
+        return admission.stopped_by
+
+    def _gate(self, draft: PlanDraft, now_ns: int) -> Reason | None:
+        """Why nobody at all may start in this step; None: some may."""
+        config, num_running = self.config, self.num_running
+        if self._paused_for is not None:
+            return self._paused_for
+        closed_by = self._batching.closed_by(num_running)
+        if closed_by is not None:
+            return closed_by
+        if num_running == config.max_num_seqs:
+            return Reason.MAX_SEQS
         if draft.budget == 0:
-            return Verdict(Reason.TOKEN_BUDGET, 1, 0)
-        prefix = self._cache.find_prefix(request)
-        if prefix is None:
-            return Verdict(Reason.SHARED_PREFIX_PENDING)
-        verdict = self._capacity.judge(request, prefix, self.num_running)
-        if verdict.reason is not None:
-            return verdict
+            return draft.bound_by
+        if config.max_batch_wait_ms and num_running == 0 and len(self._waiting) < config.max_num_seqs:
+            oldest_ns = min(request.queued_since_ns for request in self._waiting)
+            until_ns = oldest_ns + int(config.max_batch_wait_ms * 1e6)
+            if now_ns < until_ns:
+                self._wake_ns = until_ns
+                return Reason.BATCH_WAIT
+        return None
+
+    def _run_packing(self, admission: Admission) -> bool:
+        """Let the packing admit; False if it is not a built-in one, of which nothing can be known beforehand."""
+        if isinstance(self.config.packing, str):
+            self._packing.admit(admission)
+            return True
+        try:
+            self._packing.admit(admission)
+        except Exception as error:
+            self._note_fault(self._packing.name, error)
+        if admission.num_running == 0:
+            StrictOrder().admit(admission)  # something must run
+        return False
+
+    def _start(self, draft: PlanDraft, now_ns: int, request: Request, prefix: Prefix, head: Request | None) -> None:
+        """Start or resume `request`, with `prefix` shared; it has been judged to fit. It passes `head`, if any."""
+        num_tokens = request.num_tokens - prefix.num_tokens
         self._waiting.remove(request)
         copy = self._cache.start(request, prefix)
         if copy is not None:
@@ -225,29 +455,66 @@ class Scheduler:
         if request.started_ns is None:
             request.num_cached_tokens = prefix.num_tokens
         request.num_recomputed_tokens += max(0, request.num_dropped_tokens - prefix.num_tokens)
+        self._order.granted(request, num_tokens)
         move(request, RequestState.PREFILL, now_ns)
+        self.log.started(request, now_ns, () if head is None else (head,))
         self._prefilling[request] = None
+        self._count_itl_limit(request, 1)
         self._capacity.started(request)
         draft.joined.append(request)
         draft.add_chunk(request)
-        return verdict
+
+    def _note_head(self, head: Request | None) -> None:
+        """A reservation is void when a request of higher order has become the head."""
+        before, self._head = self._head, head
+        if before is not None and head is not None and before is not head and before.is_waiting:
+            self.log.void_reservation(before, head)
+
+    def _log_plan(
+        self, plan: StepPlan, features: StepFeatures, budget: int, bound_by: Reason | None, stopped_by: Reason | None
+    ) -> None:
+        if plan.is_empty or not self.log.enabled:
+            return
+        pool, model = self._cache.pool, self.step_time
+        num_held = self.config.num_blocks - pool.num_free - pool.num_fenced
+        self.log.planned(
+            plan,
+            budget=budget,
+            bound_by=bound_by if plan.num_prefill_tokens == budget else None,
+            predicted_ns=model.predict(features) if model.is_fitted else None,
+            num_waiting=self.num_waiting,
+            num_free_blocks=pool.num_free - pool.num_idle,
+            num_cached_blocks=pool.num_idle,
+            num_reserved_blocks=max(0, self._capacity.forecast.peak() - num_held),
+            stop_reason=stopped_by,
+        )
 
     def _advance(self, plan: StepPlan, now_ns: int) -> None:
         """Count the tokens of `plan` as computed, so that the next step starts behind them."""
         self._step += 1
-        first_chunk = plan.num_decode_tokens
-        for request in plan.requests[:first_chunk]:
+        num_decodes = plan.num_decode_tokens
+        self._num_decode_kv += num_decodes
+        self._order.stepped()
+        for request in plan.requests[:num_decodes]:
             request.num_computed_tokens += 1
-        for i in range(first_chunk, len(plan.requests)):
+        for i in range(num_decodes, len(plan.requests)):
             request = plan.requests[i]
             request.num_computed_tokens += plan.num_new_tokens[i]
             if plan.samples[i]:
-                del self._prefilling[request]
-                self._decoding[request] = None
-                self._bucket(request)[request] = None
-                move(request, RequestState.DECODE, now_ns)
-                self._capacity.decodes(request, self._step)
+                self._begin_decode(request, now_ns)
             self._cache.computed(request)
+
+    def _begin_decode(self, request: Request, now_ns: int) -> None:
+        """The step that was just planned computes the last known token of `request` and samples the next."""
+        del self._prefilling[request]
+        self._decoding[request] = None
+        self._bucket(request)[request] = None
+        move(request, RequestState.DECODE, now_ns)
+        self._num_decode_kv += request.num_computed_tokens
+        self._order.decodes(request)
+        self._capacity.decodes(request, self._step)
+        last_step = self._step - 1 + request.max_tokens - request.num_output_tokens - 1
+        self._last_steps.setdefault(last_step, []).append(request)
 
     # ---- Leaving the batch
 
@@ -258,27 +525,40 @@ class Scheduler:
         move(request, RequestState.PREEMPTED, now_ns)
         request.num_preemptions += 1
         request.num_dropped_tokens = num_dropped
-        self._waiting.add(request)
+        self._waiting.add(request, now_ns)
+        self.log.preempted(request, now_ns)
 
     def _finish(self, request: Request, reason: str, now_ns: int) -> None:
+        if request.state is RequestState.PREFILL:
+            self._order.granted(request, request.num_computed_tokens - request.num_tokens)
         self._take_out(request)
         move(request, RequestState.FINISHED, now_ns)
         request.finish_reason = reason
+        if reason in ("stop", "length"):
+            self._capacity.ended(request)
+        self.log.ended(request, now_ns)
 
     def _take_out(self, request: Request) -> None:
         """Take `request` out of its container and its blocks back."""
-        if request.state in QUEUED_STATES:
+        if request.state is RequestState.HELD:
+            del self._held[request]
+            return
+        if request.is_waiting:
             self._waiting.remove(request)
             return
         if request.state is RequestState.DECODE:
             del self._bucket(request)[request]
             del self._decoding[request]
+            self._num_decode_kv -= request.num_computed_tokens
+            self._order.stopped(request)
         else:
             del self._prefilling[request]
-        plan = self._in_flight
-        if plan is not None and request in plan.requests:
-            place = plan.requests.index(request)
-            self._cache.release(request, fence=plan.step, num_settled_tokens=plan.num_computed[place])
+        self._count_itl_limit(request, -1)
+        step = self._in_flight
+        if step is not None and request in step.plan.requests:
+            step.has_leavers = True
+            place = step.plan.requests.index(request)
+            self._cache.release(request, fence=step.plan.step, num_settled_tokens=step.plan.num_computed[place])
         else:
             self._cache.release(request)
         self._capacity.left(request)
@@ -291,9 +571,14 @@ class Scheduler:
         return self.num_waiting + self.num_running > 0
 
     @property
+    def is_paused(self) -> bool:
+        """Whether nobody may start until `resume`."""
+        return self._paused_for is not None
+
+    @property
     def num_waiting(self) -> int:
-        """Requests that are accepted and not running: waiting or preempted."""
-        return len(self._waiting)
+        """Requests that are accepted and not running: waiting, held or preempted."""
+        return len(self._waiting) + len(self._held)
 
     @property
     def num_running(self) -> int:
@@ -316,14 +601,15 @@ class Scheduler:
 
     def unfinished(self) -> list[Request]:
         """All live requests: running, then waiting in order."""
-        return [*self.running(), *self._waiting]
+        return [*self.running(), *self._waiting, *self._held]
 
     def check(self) -> None:
         """Raise AssertionError where state, containers, block tables and pool disagree. For tests; O(everything)."""
         places = (
             (self._decoding, (RequestState.DECODE,)),
             (self._prefilling, (RequestState.PREFILL,)),
-            (self._waiting, QUEUED_STATES),
+            (self._waiting, (RequestState.WAITING, RequestState.PREEMPTED)),
+            (self._held, (RequestState.HELD,)),
         )
         for container, states in places:
             for request in container:
@@ -334,9 +620,105 @@ class Scheduler:
         self._cache.check(self.running())
         for request in self._decoding:
             assert request in self._bucket(request), f"{request!r} is not in its bucket"
+        assert self._num_decode_kv == sum(request.num_computed_tokens for request in self._decoding)
         assert sum(map(len, self._wheel)) == len(self._decoding), "the wheel holds others than the decodes"
 
     # ---- Details
+
+    def _check_queue(self, num_new: int) -> None:
+        limit = self.config.max_queue
+        if limit is None:
+            return
+        if num_new > limit:
+            raise InvalidRequest(
+                f"n is {num_new}; max_queue is {limit}, so that the completions of one prompt never find room.",
+                field="n",
+                value=num_new,
+                limit=limit,
+            )
+        if self.num_waiting + num_new > limit:
+            estimate_ns = self._estimate_ttft_ns(None)
+            raise QueueFull(
+                f"{self.num_waiting} requests wait and {num_new} more were submitted; max_queue is {limit}.",
+                limit=limit,
+                retry_after_s=None if estimate_ns is None else estimate_ns / 1e9 / max(1, self.num_waiting),
+            )
+
+    def _check_ttft(self, request: Request) -> None:
+        if request.ttft_limit_ns is None:
+            return
+        estimate_ns = self._estimate_ttft_ns(request)
+        if estimate_ns is None or estimate_ns <= request.ttft_limit_ns:
+            return
+        retry_s = retry_after_ns(estimate_ns, request.ttft_limit_ns) / 1e9
+        raise TTFTUnreachable(
+            f"The first token is expected in {estimate_ns / 1e9:.2f} s; the limit is "
+            f"{request.ttft_limit_ns / 1e9:g} s. Try again in {retry_s:.1f} s.",
+            limit_s=request.ttft_limit_ns / 1e9,
+            estimate_s=estimate_ns / 1e9,
+            retry_after_s=retry_s,
+        )
+
+    def _estimate_ttft_ns(self, request: Request | None) -> int | None:
+        """When the first token of `request`, or of one that comes last, is expected; None while that is not known."""
+        if not self.step_time.is_fitted:
+            return None
+        num_ahead, tokens_ahead, blocks_ahead = 0, 0, 0
+        key = None if request is None else (self._order.rank(self._order.lane(request)), self._order_key(request))
+        for other in self._waiting:
+            if key is None or (self._order.rank(self._order.lane(other)), self._order_key(other)) < key:
+                num_ahead += 1
+                tokens_ahead += other.num_tokens
+                blocks_ahead += need(other, 0, self.config.block_size)
+        tokens_ahead += sum(other.num_tokens - other.num_computed_tokens for other in self._prefilling)
+        own_blocks = 0 if request is None else need(request, 0, self.config.block_size)
+        forecast, config = self._capacity.forecast, self.config
+        num_seats = max(0, config.max_num_seqs - 1 - num_ahead)
+        num_blocks = max(0, config.num_blocks - blocks_ahead - own_blocks)
+        if self.num_running <= num_seats and own_blocks + blocks_ahead <= self._cache.pool.num_free:
+            steps = 0
+        else:
+            bucket = forecast.first_room(num_blocks, num_seats)
+            bucket = forecast.last_bucket if bucket is None else bucket
+            steps = (bucket - forecast.bucket) * config.block_size
+        prefix = None if request is None else self._cache.find_prefix(request)
+        return estimate_ttft_ns(
+            self.step_time,
+            num_prompt_tokens=1 if request is None else request.num_prompt_tokens,
+            num_cached_tokens=0 if prefix is None else prefix.num_tokens,
+            num_tokens_ahead=tokens_ahead,
+            tokens_per_step=max(1, config.max_num_batched_tokens - len(self._decoding)),
+            num_decodes=len(self._decoding),
+            kv_tokens=self._num_decode_kv,
+            steps_until_room=steps,
+        )
+
+    def _order_key(self, request: Request) -> Any:
+        """The key that the order gives. Raises PolicyFault if an order of the user's gives none that compares."""
+        if isinstance(self.config.order, str):
+            return self._order.key(request)
+        try:
+            key = self._order.key(request)
+            key < key  # noqa: B015
+            return key
+        except Exception as error:
+            self._note_fault(self._order.name, error)
+            raise PolicyFault(
+                f"The order {self._order.name!r} gives no key for request {request.request_id!r}: {error}",
+                policy=self._order.name,
+            ) from error
+
+    def _note_fault(self, name: str, error: Exception) -> None:
+        self.policy_faults[name] = self.policy_faults.get(name, 0) + 1
+        warnings.warn(f"The scheduling policy {name!r} broke its rules: {error}", RuntimeWarning, stacklevel=4)
+
+    def _count_itl_limit(self, request: Request, sign: int) -> None:
+        limit = request.itl_limit_ns
+        if limit is None:
+            return
+        number = self._itl_limits.pop(limit, 0) + sign
+        if number:
+            self._itl_limits[limit] = number
 
     def _now(self) -> int:
         self._last_now_ns = max(self._last_now_ns, self._clock())
@@ -350,8 +732,16 @@ class Scheduler:
             raise ValueError(f"{request!r} was added before.")
         if request.num_prompt_tokens < 1:
             raise InvalidRequest("The prompt is empty; it must have at least one token.", field="prompt", limit=1)
-        if request.token_ids != first.token_ids:
-            raise ValueError(f"{request!r} has another prompt than the others of its submit.")
+        if request.token_ids != first.token_ids or request.cache_salt != first.cache_salt:
+            raise ValueError(f"{request!r} has another prompt or salt than the others of its submit.")
+        if not 0 <= request.priority <= MAX_PRIORITY:
+            raise InvalidRequest(
+                f"priority is {request.priority!r}; it must be an integer from 0, which is served first, to "
+                f"{MAX_PRIORITY}.",
+                field="priority",
+                value=request.priority,
+                limit=MAX_PRIORITY,
+            )
         most, _ = self.clamp_max_tokens(request.num_prompt_tokens, None)
         if not 1 <= request.max_tokens <= most:
             raise InvalidRequest(
@@ -361,6 +751,18 @@ class Scheduler:
                 value=request.max_tokens,
                 limit=most,
             )
+
+
+def _policy(chosen: Any, built_in: Mapping[str, Callable[..., Any]], *args: Any) -> Any:
+    """A built-in policy by its name, or the user's own: an object, or a class to make one of."""
+    if isinstance(chosen, str):
+        return built_in[chosen](*args)
+    return chosen(*args) if isinstance(chosen, type) else chosen
+
+
+def _prefill_order(request: Request) -> tuple[int, int]:
+    limit = request.ttft_limit_ns
+    return (NEVER_NS if limit is None else request.arrival_ns + limit, request.arrival_seq)
 
 
 def _check_token_ids(plan: StepPlan, token_ids: Sequence[int | None]) -> None:

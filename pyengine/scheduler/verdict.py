@@ -13,6 +13,7 @@ class Reason(Enum):
     MAX_SEQS: a seat. TOKEN_BUDGET: tokens of this step. LATENCY_LIMIT: tokens that an inter-token limit leaves.
     KV_NOW: free KV blocks. KV_PEAK: KV blocks that running requests will, or are expected to, need later.
     WOULD_DELAY_HEAD: it fits, but would move the reserved start of the head, which does not fit.
+    BYPASS_BUDGET: it fits, but those who pass the head have had their share of tokens.
     AGING_BARRIER: the head has waited so long that nobody may pass it any more.
     BEHIND_HEAD: the head, which does not fit; nobody examined this request further.
     PRIORITY: a later request of a better class is first. TENANT_SHARE: a later one of a tenant with less service is.
@@ -29,6 +30,7 @@ class Reason(Enum):
     KV_NOW = "kv_now"
     KV_PEAK = "kv_peak"
     WOULD_DELAY_HEAD = "would_delay_head"
+    BYPASS_BUDGET = "bypass_budget"
     AGING_BARRIER = "aging_barrier"
     BEHIND_HEAD = "behind_head"
     PRIORITY = "priority"
@@ -51,5 +53,13 @@ class Verdict(NamedTuple):
 
     @property
     def starts(self) -> bool:
-        """Whether the request was started."""
+        """Whether the request starts, or may."""
         return self.reason is None
+
+    @property
+    def blocks_others(self) -> bool:
+        """Whether it lacks room, so that it is the head that those behind it may not simply pass."""
+        return self.reason is not None and self.reason is not Reason.SHARED_PREFIX_PENDING
+
+
+STARTS = Verdict(None)

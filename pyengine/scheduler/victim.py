@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from pyengine.request import Request
@@ -18,21 +18,22 @@ class Victim(Protocol):
         ...
 
 
-class LatestArrival:
-    """The latest arrival; of one submit, the cheapest to compute again.
+class CheapestOfLowest:
+    """Of the worst class, of the tenant that had most beyond the others, the one that is cheapest to compute again.
 
-    One that was preempted twice is taken only when no other is left: it is protected, yet there is always a victim.
+    One that was preempted twice is taken only when no other is left, and then the latest arrival: it is protected, yet
+    there is always a victim, and the earliest of all always comes to its end.
     """
 
+    def __init__(self, surplus: Callable[[Request], float]) -> None:
+        self._surplus = surplus
+
     def choose(self, running: Iterable[Request]) -> Request:
-        return max(running, key=_readiness)
+        everyone = list(running)
+        unprotected = [request for request in everyone if request.num_preemptions < MAX_PREEMPTIONS_UNPROTECTED]
+        if not unprotected:
+            return max(everyone, key=lambda request: request.arrival_seq)
+        return max(unprotected, key=self._readiness)
 
-
-def _readiness(request: Request) -> tuple[bool, int, int, int]:
-    first_of_submit = request.group.requests[0] if request.group else request
-    return (
-        request.num_preemptions < MAX_PREEMPTIONS_UNPROTECTED,
-        first_of_submit.arrival_seq,
-        -request.num_computed_tokens,
-        request.arrival_seq,
-    )
+    def _readiness(self, request: Request) -> tuple[int, float, int, int]:
+        return (request.priority_class, self._surplus(request), -request.num_computed_tokens, request.arrival_seq)

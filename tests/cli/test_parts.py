@@ -37,8 +37,7 @@ def test_every_sampling_parameter_has_an_option() -> None:
 
 def test_every_engine_setting_has_an_option() -> None:
     wanted = set(inspect.signature(Engine.__init__).parameters)
-    # A queue limit would only refuse what the command itself submits.
-    assert names(EngineOptions) == wanted - {"self", "model", "progress", "max_queue"}
+    assert names(EngineOptions) == wanted - {"self", "model", "progress"}
     assert EngineOptions().given() == {}
     assert EngineOptions(kv_cache_memory="0.5").given() == {"kv_cache_memory": 0.5}
     assert EngineOptions(kv_cache_memory="1GiB", num_threads=2).given() == {"kv_cache_memory": "1GiB", "num_threads": 2}

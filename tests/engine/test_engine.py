@@ -216,7 +216,7 @@ def test_max_tokens_beyond_the_pool_is_clamped_said_and_hurts_nobody(model_folde
 
 def test_requests_that_outgrow_the_pool_together_all_complete(model_folder: Path) -> None:
     params = SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True)
-    with Engine(model_folder, kv_cache_memory=9 * block_bytes(model_folder)) as engine:
+    with Engine(model_folder, kv_cache_memory=9 * block_bytes(model_folder), capacity="optimistic") as engine:
         outputs = engine.generate([[i + 2] * (20 + i) for i in range(8)], params)
         assert engine._scheduler.num_free_blocks == engine.limits.num_blocks
     assert sum(output.metrics.preemptions for output in outputs) > 0
@@ -397,7 +397,7 @@ def test_prompt_logprobs_of_preempted_requests_come_once_and_unchanged(model_fol
     prompts = [[(17 * i + j) % 300 + 2 for j in range(20 + i)] for i in range(6)]
     with Engine(model_folder, kv_cache_memory="16MiB") as roomy:
         expected = [output.prompt_logprobs for output in roomy.generate(prompts, params)]
-    with Engine(model_folder, kv_cache_memory=12 * block_bytes(model_folder)) as tight:
+    with Engine(model_folder, kv_cache_memory=12 * block_bytes(model_folder), capacity="optimistic") as tight:
         outputs = tight.generate(prompts, params)
     assert sum(output.metrics.preemptions for output in outputs) > 0
     assert [output.prompt_logprobs for output in outputs] == expected

@@ -8,12 +8,12 @@ from pyengine.config import SchedulerConfig
 from pyengine.request import Request, RequestState
 from pyengine.scheduler import Scheduler
 
-from .scheduler_world import World
+from .scheduler_world import COMMON_RULE, World
 
 
 def world(**settings: object) -> World:
     values: dict[str, object] = {"num_blocks": 6, "max_context": 200, "max_num_seqs": 3, "watermark": 0.0}
-    return World(SchedulerConfig(**{**values, **settings}))  # type: ignore[arg-type]
+    return World(SchedulerConfig(**{**COMMON_RULE, **values, **settings}))  # type: ignore[arg-type]
 
 
 def in_state(state: RequestState) -> tuple[World, Request]:
@@ -129,7 +129,7 @@ def test_abort_before_and_after_the_result_leave_the_same_behind(num_steps: int,
 
 
 def test_a_scheduler_whose_requests_are_all_aborted_in_flight_is_empty_after_the_commit() -> None:
-    scheduler = Scheduler(SchedulerConfig(num_blocks=4, max_context=50))
+    scheduler = Scheduler(SchedulerConfig(num_blocks=4, max_context=50, **COMMON_RULE))
     requests = [Request(str(i), [1] * 10, 3) for i in range(3)]
     for request in requests:
         scheduler.add([request])

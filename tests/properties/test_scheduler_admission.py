@@ -12,12 +12,12 @@ from pyengine.kv_cache.blocks import last_horizon, need
 from pyengine.request import LEGAL_MOVES, Request, RequestState, move
 from pyengine.scheduler import Scheduler
 
-from .scheduler_world import World
+from .scheduler_world import COMMON_RULE, World
 
 
 def world(**settings: object) -> World:
     values: dict[str, object] = {"num_blocks": 8, "max_context": 200, "max_num_seqs": 4, "watermark": 0.0}
-    return World(SchedulerConfig(**{**values, **settings}))  # type: ignore[arg-type]
+    return World(SchedulerConfig(**{**COMMON_RULE, **values, **settings}))  # type: ignore[arg-type]
 
 
 def test_a_prompt_that_nearly_fills_the_pool_is_clamped_says_so_and_ends_by_length() -> None:
@@ -187,7 +187,7 @@ def test_queue_time_is_the_time_not_running_to_the_nanosecond() -> None:
 
 def test_a_clock_that_goes_backwards_stands_still() -> None:
     times = iter([100, 50, 120, 130])
-    scheduler = Scheduler(SchedulerConfig(num_blocks=2, max_context=20), clock=lambda: next(times))
+    scheduler = Scheduler(SchedulerConfig(num_blocks=2, max_context=20, **COMMON_RULE), clock=lambda: next(times))
     request = Request("r", [1], 1)
     scheduler.add([request])
     plan = scheduler.schedule()

@@ -6,14 +6,14 @@ import pytest
 
 from pyengine.config import SchedulerConfig
 from pyengine.request import Request, RequestState
-from pyengine.scheduler.victim import LatestArrival
+from pyengine.scheduler.victim import CheapestOfLowest
 
-from .scheduler_world import World
+from .scheduler_world import COMMON_RULE, World
 
 
 def world(**settings: object) -> World:
     values: dict[str, object] = {"num_blocks": 4, "max_context": 200, "max_num_seqs": 4, "watermark": 0.0}
-    return World(SchedulerConfig(**{**values, **settings}))  # type: ignore[arg-type]
+    return World(SchedulerConfig(**{**COMMON_RULE, **values, **settings}))  # type: ignore[arg-type]
 
 
 def test_a_pool_outgrown_by_several_together_loses_nobody_and_the_earliest_is_never_preempted() -> None:
@@ -66,11 +66,11 @@ def test_the_one_that_needs_a_block_is_itself_preempted_when_it_is_the_latest() 
 def test_one_preempted_twice_is_spared_while_another_is_left() -> None:
     early, late = Request("a", [1], 1), Request("b", [1], 1)
     early.arrival_seq, late.arrival_seq = 0, 1
-    assert LatestArrival().choose([early, late]) is late
+    assert CheapestOfLowest(lambda request: 0.0).choose([early, late]) is late
     late.num_preemptions = 2
-    assert LatestArrival().choose([early, late]) is early
+    assert CheapestOfLowest(lambda request: 0.0).choose([early, late]) is early
     early.num_preemptions = 3
-    assert LatestArrival().choose([early, late]) is late
+    assert CheapestOfLowest(lambda request: 0.0).choose([early, late]) is late
 
 
 def test_of_one_submit_the_cheapest_to_compute_again_is_preempted() -> None:
@@ -78,15 +78,13 @@ def test_of_one_submit_the_cheapest_to_compute_again_is_preempted() -> None:
     siblings = w.submit([1] * 20, max_tokens=40, n=2)
     for request, computed in zip(siblings, (25, 31), strict=True):
         request.num_computed_tokens = computed
-    assert LatestArrival().choose(siblings) is siblings[0]
+    assert CheapestOfLowest(lambda request: 0.0).choose(siblings) is siblings[0]
 
 
 @pytest.mark.parametrize("budget", [3, 7, 16, 1000])
 def test_output_does_not_depend_on_chunks_or_preemption(budget: int) -> None:
-    roomy, tight = world(num_blocks=60, max_num_batched_tokens=1000), world(num_blocks=5, max_num_seqs=3)
-    tight = World(
-        SchedulerConfig(num_blocks=5, max_context=200, max_num_seqs=3, max_num_batched_tokens=budget, watermark=0.0)
-    )
+    roomy = world(num_blocks=60, max_num_batched_tokens=1000)
+    tight = world(num_blocks=5, max_num_seqs=3, max_num_batched_tokens=budget)
     for w in (roomy, tight):
         for i in range(4):
             w.submit([i] * (5 + 11 * i), max_tokens=25)

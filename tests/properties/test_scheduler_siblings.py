@@ -7,12 +7,12 @@ import pytest
 from pyengine.config import SchedulerConfig
 from pyengine.request import Request, RequestState
 
-from .scheduler_world import World
+from .scheduler_world import COMMON_RULE, World
 
 
 def world(**settings: object) -> World:
     values: dict[str, object] = {"num_blocks": 20, "max_context": 300, "max_num_seqs": 8, "watermark": 0.0}
-    return World(SchedulerConfig(**{**values, **settings}))  # type: ignore[arg-type]
+    return World(SchedulerConfig(**{**COMMON_RULE, **values, **settings}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

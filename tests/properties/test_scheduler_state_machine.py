@@ -11,7 +11,7 @@ from pyengine.config import SchedulerConfig
 from pyengine.errors import NeverFits, QueueFull
 from pyengine.request import Request
 
-from .scheduler_world import World
+from .scheduler_world import COMMON_RULE, World
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -41,7 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=max_num_seqs + extra_tokens,
             watermark=watermark,
             max_queue=max_queue,
-            capacity=capacity,
+            **{**COMMON_RULE, "capacity": capacity},
         )
         self.world = World(config)
 

@@ -9,7 +9,7 @@ import pytest
 from pyengine.config import SchedulerConfig
 from pyengine.errors import NeverFits, QueueFull
 
-from .scheduler_world import World
+from .scheduler_world import COMMON_RULE, World
 
 Load = list[tuple[int, int | None, int]]
 
@@ -52,7 +52,7 @@ def run_trial(seed: int) -> World:
         max_num_batched_tokens=max_num_seqs + rng.choice([0, 1, 7, 60, 1000]),
         watermark=rng.choice([0.0, 0.01, 0.3]),
         max_queue=rng.choice([None, None, 6]),
-        capacity=rng.choice(["optimistic", "optimistic", "guaranteed"]),
+        **{**COMMON_RULE, "capacity": rng.choice(["optimistic", "optimistic", "guaranteed"])},
     )
     world = World(config)
     load = KINDS[seed % len(KINDS)](rng, num_blocks * config.block_size)

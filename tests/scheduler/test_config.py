@@ -32,7 +32,7 @@ from pyengine.scheduler.packing import PACKINGS
         ("batching", "dynamic", "'continuous'"),
         ("order", "random", "'fifo'"),
         ("packing", "tight", "'none'"),
-        ("capacity", "endless", "'guaranteed', 'optimistic'"),
+        ("capacity", "endless", "'guaranteed', 'predicted', 'optimistic'"),
         ("capacity", ["optimistic"], "'optimistic'"),
     ],
 )

@@ -1,0 +1,52 @@
+"""Batching: when waiting requests may join those that run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from pyengine.scheduler.verdict import Reason
+
+
+class Batching(Protocol):
+    """A gate before all admissions of a step."""
+
+    name: str
+
+    def closed_by(self, num_running: int) -> Reason | None:
+        """Why nobody may start in this step; None: they may."""
+        ...
+
+    def admitted(self, stopped_by: Reason | None) -> None:
+        """The admissions of this step are over; `stopped_by` is what ended them, None if everyone was tried."""
+
+
+class Continuous(Batching):
+    """Requests join at any step."""
+
+    name = "continuous"
+
+    def closed_by(self, num_running: int) -> Reason | None:
+        return None
+
+
+class Static(Batching):
+    """A batch is formed when nothing runs, and nobody joins until its last member has ended.
+
+    Forming takes as many steps as the token budget makes it.
+    """
+
+    name = "static"
+
+    def __init__(self) -> None:
+        self._is_forming = True
+
+    def closed_by(self, num_running: int) -> Reason | None:
+        self._is_forming |= num_running == 0
+        return None if self._is_forming else Reason.STATIC_BATCH
+
+    def admitted(self, stopped_by: Reason | None) -> None:
+        self._is_forming = stopped_by in (Reason.TOKEN_BUDGET, Reason.LATENCY_LIMIT)
+
+
+BATCHINGS: dict[str, Callable[[], Batching]] = {Continuous.name: Continuous, Static.name: Static}

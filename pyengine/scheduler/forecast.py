@@ -1,0 +1,158 @@
+"""Forecast: how many KV blocks and seats the running requests will use, bucket by bucket of future steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyengine.kv_cache.blocks import num_blocks_for
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one running request may still use: `offset + k` blocks in bucket k, and `final` ones in its last bucket.
+
+    A prefill has no last bucket yet, and is charged `final` in all.
+    """
+
+    final: int
+    offset: int = 0
+    last_bucket: int | None = None
+
+
+def decode_charge(num_tokens: int, horizon: int, step: int, block_size: int) -> Charge:
+    """The charge of a request that knows `num_tokens` tokens and gains one in each step from `step` + 1 on.
+
+    In `step` it has KV for all tokens it knows; `horizon` more follow before it ends.
+    """
+    base = num_tokens - step  # after step s it has KV for base + s tokens
+    return Charge(
+        final=num_blocks_for(num_tokens + horizon, block_size),
+        offset=num_blocks_for(base + block_size - 1, block_size),
+        last_bucket=(step + horizon) // block_size,
+    )
+
+
+class Forecast:
+    """The sum of the charges of all running requests.
+
+    A decode gains one token in each step, so the steps at which it takes a block, and at which it ends if its length
+    is known, are known. Future steps are cut into buckets of block_size; in each a decode takes one more block:
+
+        bucket            k       k+1     k+2     k+3
+        ends in k+2       5       6       7       -
+        ends in k+1       2       3       -       -
+        prefill           4       4       4       4      its final size always: when it will decode is not known
+        all              11      13      11       4      peak 13: another one that may grow to 6 needs 19 blocks
+
+    Each request is rounded up by itself, and by the same rule before and after it begins to decode, so the peak never
+    rises by itself. It holds because every decode is in every step. Blocks that two share are counted for each.
+
+    Attributes:
+        version: changes whenever a charge is added or removed.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_bucket",
+        "_end",
+        "_first",
+        "_peak",
+        "_peak_of",
+        "_prefill_blocks",
+        "_prefill_seats",
+        "_ramp",
+        "_seats",
+        "version",
+    )
+
+    def __init__(self, max_context: int, block_size: int) -> None:
+        size = 2 * (num_blocks_for(max_context, block_size) + 2)
+        self._blocks = np.zeros(size, np.int64)  # of decodes, for bucket _first + index
+        self._seats = np.zeros(size, np.int64)
+        self._ramp = np.arange(size)
+        self._first = 0
+        self._bucket = 0  # the present one
+        self._end = 0  # behind the last bucket that any decode reached
+        self._prefill_blocks = 0
+        self._prefill_seats = 0
+        self._peak = 0
+        self._peak_of = (-1, -1)
+        self.version = 0
+
+    @property
+    def bucket(self) -> int:
+        """The present bucket."""
+        return self._bucket
+
+    def move_to(self, bucket: int) -> None:
+        """Let `bucket` be the present one; those before it are forgotten."""
+        self._bucket = bucket
+        if bucket - self._first >= len(self._blocks) // 2:
+            for column in (self._blocks, self._seats):
+                kept = column[bucket - self._first :].copy()
+                column[: len(kept)] = kept
+                column[len(kept) :] = 0
+            self._first = bucket
+
+    def add(self, charge: Charge, sign: int = 1) -> None:
+        """Count `charge` from the present bucket on; with sign -1 no longer."""
+        self.version += 1
+        if charge.last_bucket is None:
+            self._prefill_blocks += sign * charge.final
+            self._prefill_seats += sign
+            return
+        if charge.last_bucket < self._bucket:
+            return
+        start, last = self._bucket - self._first, charge.last_bucket - self._first
+        self._blocks[start:last] += sign * (self._ramp[start:last] + (charge.offset + self._first))
+        self._blocks[last] += sign * charge.final
+        self._seats[start : last + 1] += sign
+        self._end = max(self._end, charge.last_bucket + 1)
+
+    def peak(self) -> int:
+        """Most blocks that the running requests use together in any bucket from the present one on."""
+        if self._peak_of != (self.version, self._bucket):
+            column = self._future(self._blocks)
+            self._peak = (int(column.max()) if len(column) else 0) + self._prefill_blocks
+            self._peak_of = (self.version, self._bucket)
+        return self._peak
+
+    def peak_with(self, charge: Charge, start: int | None = None) -> int:
+        """As `peak`, with one more request, from bucket `start` (None: now) on, while that one runs."""
+        start = self._bucket if start is None else start
+        if charge.last_bucket is None:
+            return self.peak() + charge.final
+        first, last = start - self._first, charge.last_bucket - self._first
+        if last < first:
+            return 0
+        column = self._blocks[first : last + 1] + self._ramp[first : last + 1]
+        column += charge.offset + self._first
+        column[-1] = self._blocks[last] + charge.final
+        return int(column.max()) + self._prefill_blocks
+
+    def most_seats(self, start: int) -> int:
+        """Most requests that run in any bucket from `start` on."""
+        column = self._seats[start - self._first : max(self._end - self._first, 0)]
+        return (int(column.max()) if len(column) else 0) + self._prefill_seats
+
+    def first_room(self, num_blocks: int, num_seats: int) -> int | None:
+        """The first bucket from which on never more than so many blocks and seats are used; None if there is none.
+
+        A prefill holds its blocks and its seat for ever here, so there is none while these alone are too many.
+        """
+        if self._prefill_blocks > num_blocks or self._prefill_seats > num_seats:
+            return None
+        too_many = self._future(self._blocks) > num_blocks - self._prefill_blocks
+        too_many |= self._future(self._seats) > num_seats - self._prefill_seats
+        found = np.flatnonzero(too_many)
+        return self._bucket if len(found) == 0 else self._bucket + int(found[-1]) + 1
+
+    @property
+    def last_bucket(self) -> int:
+        """The bucket behind the last in which any decode that was ever counted was expected to run."""
+        return max(self._end, self._bucket)
+
+    def _future(self, column: np.ndarray) -> np.ndarray:
+        return column[self._bucket - self._first : max(self._end, self._bucket) - self._first]
