@@ -169,7 +169,7 @@ class BlockPool:
         self.num_idle = 0
 
     def check(self) -> None:
-        """Raise AssertionError unless each block is exactly one of free, held and fenced, and counts and keys say so."""
+        """Raise AssertionError unless each block is exactly one of free, held and fenced, as counts and keys say."""
         free = list(islice(self.free_blocks(), self.num_blocks + 1))
         ring = [self.num_blocks, *free, self.num_blocks]
         for before, block in pairwise(ring):

@@ -1,4 +1,4 @@
-"""KVCache: gives KV blocks to requests and takes them back, and finds what is computed already. It never decides who."""
+"""KVCache: gives KV blocks to requests and takes them back, and finds what is computed. It never decides who."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class KVCache:
         return True
 
     def computed(self, request: Request) -> None:
-        """Note that the step now in flight advances the prefill of `request`; later steps may share what it has then."""
+        """Note that the step now in flight advances the prefill of `request`: once committed, it can be shared."""
         self._advanced.append(request)
 
     def committed(self, step: int) -> None:

@@ -172,7 +172,7 @@ def test_a_free_block_gets_no_key_and_a_block_has_only_one() -> None:
 
 def test_forgetting_idle_content_leaves_that_of_held_blocks() -> None:
     pool = BlockPool(4)
-    a, b, c = idle(pool, b"a", b"b", b"c")
+    _, b, _ = idle(pool, b"a", b"b", b"c")
     pool.share([b])
     pool.forget_idle()
     assert dict(pool.keys) == {b"b": b}
