@@ -103,7 +103,10 @@ void Decoder::step(const StepView& step, StepObserver* observer) {
         const LayerWeights& layer = weights_.layers[n];
         AttentionShape shape = config_.attention;
         shape.window = config_.sliding_windows[n];
-        attention_block(layer, shape, kv_layer(n), batch, n > 0);
+        // Without rows that need logits (a prompt to be continued) the last layer's keys and values end the step.
+        const bool attends = n + 1 < num_layers || step.num_rows > 0;
+        attention_block(layer, shape, kv_layer(n), batch, n > 0, attends);
+        if (!attends) return;
         const Matrix attended = first_rows(buffers_.attended, batch.num_tokens);
         const Matrix residual = first_rows(buffers_.residual, batch.num_tokens);
         if (n + 1 < num_layers) {
@@ -113,7 +116,6 @@ void Decoder::step(const StepView& step, StepObserver* observer) {
             continue;
         }
         // After the last attention only the rows that need logits go on.
-        if (step.num_rows == 0) return;
         const Matrix row_attended = first_rows(buffers_.row_attended, step.num_rows);
         const Matrix row_residual = first_rows(buffers_.row_residual, step.num_rows);
         ops::gather_rows(context_, attended, step.logits_rows, row_attended);
@@ -125,9 +127,9 @@ void Decoder::step(const StepView& step, StepObserver* observer) {
     }
 }
 
-// residual += delta of the layer before; attended = attention(norm(residual)).
+// residual += delta of the layer before; attended = attention(norm(residual)), or only the keys and values it needs.
 void Decoder::attention_block(const LayerWeights& layer, const AttentionShape& shape, const KvLayer& kv,
-                              const Batch& batch, bool has_delta) {
+                              const Batch& batch, bool has_delta, bool attends) {
     const int64_t tokens = batch.num_tokens;
     const Matrix residual = first_rows(buffers_.residual, tokens);
     const Matrix normed = first_rows(buffers_.normed, tokens);
@@ -138,7 +140,7 @@ void Decoder::attention_block(const LayerWeights& layer, const AttentionShape& s
     ops::gemm(context_, normed, layer.qkv, qkv);
     const ops::RopeAndNorm rope{weights_.rope_cos, weights_.rope_sin, layer.q_norm, layer.k_norm, config_.norm_eps};
     ops::rope_and_store(context_, qkv, rope, shape, batch, q, kv);
-    ops::attention(context_, q, kv, shape, batch, first_rows(buffers_.attended, tokens));
+    if (attends) ops::attention(context_, q, kv, shape, batch, first_rows(buffers_.attended, tokens));
 }
 
 // residual += o(attended); delta = down(act(gate(n)) * up(n)) with n = norm(residual).

@@ -67,7 +67,7 @@ private:
     static Buffers lay_out(const ops::Context& context, const DecoderConfig& config, char* base);
     KvLayer kv_layer(int64_t layer) const;
     void attention_block(const LayerWeights& layer, const AttentionShape& shape, const KvLayer& kv, const Batch& batch,
-                         bool has_delta);
+                         bool has_delta, bool attends);
     void mlp_block(const LayerWeights& layer, const Matrix& attended, const Matrix& residual, const Matrix& delta);
     void sample_rows(const StepView& step, const Matrix& residual, const Matrix& delta, StepObserver* observer);
 

@@ -141,7 +141,7 @@ void run_tile(const Tile& tile) {
             prefetch(w + kStreamAhead);
             if constexpr (W::kRowBytes > 64) prefetch(w + kStreamAhead + 64);
         } else {
-            prefetch(ahead);
+            __builtin_prefetch(ahead, 0, 2);  // not into the first level: it may come from memory
             ahead += 64;
         }
         step<W, MR, NV>(acc, x, x_stride, w, false);
@@ -233,10 +233,8 @@ struct Gemm {
                 tile.odd_end = odd_end && end == steps;
                 tile.resume = begin > 0;
                 if (end < steps) tile.bias = nullptr;
-                // The next block follows in memory; the first tiles fetch it while this one is in use. The others
-                // fetch the rows of the tile after them.
-                tile.ahead = pass < W::kRowBytes / 64 ? block + (end - begin) * (W::kRowBytes + 64 * pass)
-                                                      : tile.x + rows * tile.x_stride;
+                // The next block follows in memory; the first tiles fetch it while this one is in use.
+                if (pass < W::kRowBytes / 64) tile.ahead = block + (end - begin) * (W::kRowBytes + 64 * pass);
                 tile_for<W, kTileVecs, false, kTileRows>(rows)(tile);
                 row += rows;
             }
