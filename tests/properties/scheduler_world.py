@@ -122,13 +122,13 @@ class World:
             if request.state in QUEUED_STATES:
                 self.waited_ns[request] += nanoseconds
 
-    def make(self, prompt: list[int], max_tokens: int | None, n: int = 1) -> list[Request]:
+    def make(self, prompt: list[int], max_tokens: int | None, n: int = 1, **fields: Any) -> list[Request]:
         limit, clamped = self.scheduler.clamp_max_tokens(len(prompt), max_tokens)
         name = f"r{len(self.requests)}"
-        return [Request(name, prompt, limit, index=i, max_tokens_clamped=clamped) for i in range(n)]
+        return [Request(name, prompt, limit, index=i, max_tokens_clamped=clamped, **fields) for i in range(n)]
 
-    def submit(self, prompt: list[int], max_tokens: int | None, n: int = 1) -> list[Request]:
-        made = self.make(prompt, max_tokens, n)
+    def submit(self, prompt: list[int], max_tokens: int | None, n: int = 1, **fields: Any) -> list[Request]:
+        made = self.make(prompt, max_tokens, n, **fields)
         assert made[0].max_tokens <= MAX_OUTPUTS
         self.scheduler.add(made)
         for request in made:
@@ -256,15 +256,19 @@ class World:
         assert len(set(plan.requests)) == len(plan.requests) <= self.config.max_num_seqs
         decodes = [request for request, (state, _) in before.items() if state is RequestState.DECODE]
         assert set(decodes) <= {*plan.requests, *plan.preempted}
-        assert not set(plan.preempted) & set(plan.requests)
+        # One that shares more when it comes back than it did before may fit again at once.
+        resumed = set(plan.preempted) & set(plan.requests)
+        assert resumed <= set(plan.joined)
+        assert not resumed or self.config.prefix_caching
         for row_index, request in enumerate(plan.requests):
             computed, new = plan.num_computed[row_index], plan.num_new_tokens[row_index]
             assert 1 <= new <= request.num_tokens - computed
             assert plan.samples[row_index] == (computed + new == request.num_tokens)
             if request not in plan.joined:
                 assert computed == before[request][1]
-            assert computed < request.num_prompt_tokens or request not in plan.joined
-        assert plan.num_decode_tokens == sum(1 for r in decodes if r in plan.requests)
+            if request in plan.joined and not self.config.prefix_caching:
+                assert computed < request.num_prompt_tokens
+        assert plan.num_decode_tokens == sum(1 for r in decodes if r in plan.requests and r not in resumed)
         if any(state is not RequestState.FINISHED for state, _ in before.values()):
             assert not plan.is_empty, "somebody waits, and nothing runs"
 
@@ -275,10 +279,14 @@ class World:
         computing = {
             request.group
             for request, computed in zip(plan.requests, plan.num_computed, strict=True)
-            if request.group and computed < request.num_prompt_tokens - 1
+            if request.group and computed < request.num_prompt_tokens - 1 and not request.needs_all_prompt_logits
         }
         waiting = [
-            request for request in self.requests if request.state in QUEUED_STATES and request.group not in computing
+            request
+            for request in self.requests
+            if request.state in QUEUED_STATES
+            and request.group not in computing
+            and not self.is_computed_by_another(request)
         ]
         if not waiting:
             return
@@ -295,9 +303,24 @@ class World:
         has_tokens = plan.num_tokens < self.config.max_num_batched_tokens
         assert not (has_seat and has_tokens and has_room), f"{first!r} waits for nothing"
 
+    def is_computed_by_another(self, request: Request) -> bool:
+        """Whether `request` waits for a prefix; then a running one has yet to compute a full block of it."""
+        other = self.scheduler._cache.waits_for(request)
+        if other is None or (other.group is not None and other.group is request.group):
+            return other is not None
+        assert other.state in (RequestState.PREFILL, RequestState.DECODE)
+        size = self.config.block_size
+        known = min(other.num_tokens, request.num_tokens - 1) // size * size
+        same = [i for i in range(size, known + 1, size) if other.token_ids[:i] == request.token_ids[:i]]
+        found = {self.scheduler._cache.pool.find(block_hash) for block_hash in request.block_hashes[: len(same)]}
+        assert None in found, f"{request!r} waits for what exists"
+        assert other.cache_salt == request.cache_salt
+        return True
+
     def has_room_now(self, first: Request, running: list[Request]) -> bool:
         needed = -(-first.num_tokens // self.config.block_size)
-        if first.group is not None and any(request.group is first.group for request in running):
+        shares = first.group is not None and not first.needs_all_prompt_logits
+        if shares and any(request.group is first.group for request in running):
             needed -= (first.num_prompt_tokens - 1) // self.config.block_size
         spare = int(self.config.watermark * self.config.num_blocks) if running else 0
         return needed <= self.scheduler.num_free_blocks - spare
