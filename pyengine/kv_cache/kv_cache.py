@@ -38,8 +38,9 @@ class KVCache:
     """The pool, the block tables of running requests, and which full blocks can be found again by their hash.
 
     A block that two tables hold is never written, and no block of a running request is ever exchanged for another one,
-    so a table only grows. A full block can be found once the step that computed it was committed, while it is held
-    and afterwards, until it is needed for something else.
+    so a table only grows. A full block of known tokens can be found once the step that computed it was committed,
+    while it is held and afterwards, until it is needed for something else. One that outputs fill can be found once its
+    request leaves the batch: nobody knows outputs earlier, and so a decode costs nothing here.
 
     Only the first blocks of a table can be found: one whose predecessor cannot (a request that ran at the same time
     computed the same tokens, and its block is the one that is found) stays out, until that other one is idle and
@@ -142,8 +143,7 @@ class KVCache:
         return None if partial is None else (partial, fresh[0])
 
     def grow(self, request: Request) -> bool:
-        """Give a running request, whose blocks are full, one more; False if there is none. No step may be in flight."""
-        self._index_blocks(request, request.num_computed_tokens)
+        """Give a running request one more block; False if there is none."""
         fresh = self.pool.allocate(1)
         if fresh is None:
             return False
