@@ -14,7 +14,7 @@ from typing import Any
 
 from pyengine.config import SchedulerConfig
 from pyengine.request import Request, RequestState
-from pyengine.scheduler.explanation import Explanation, explain_request, unknown_request
+from pyengine.scheduler.explanation import Explanation, explain_request, unknown_request, unlogged_request
 from pyengine.scheduler.ledger import HELD, INDEX, MID_STEP, PREEMPTED, REASONS, Ledger
 from pyengine.scheduler.log_tables import (
     DECODES,
@@ -309,7 +309,7 @@ class DecisionLog:
         now_ns = max(self.now_ns, now_ns or 0)
         record: RequestRecord | None = request.log
         if record is None:
-            return unknown_request(request.request_id, request.index, "The decision log has no record of it.", request)
+            return unlogged_request(request, "The decision log is off, or was when it arrived.")
         return self._explain(record, now_ns)
 
     def explain_id(self, request_id: str, now_ns: int | None = None) -> tuple[Explanation, ...]:
@@ -317,11 +317,11 @@ class DecisionLog:
         now_ns = max(self.now_ns, now_ns or 0)
         submit = self._submits.get(request_id)
         if submit is None:
-            return (unknown_request(request_id, 0, self._why_unknown()),)
+            return (unknown_request(request_id, 0, request_id, self._why_unknown()),)
         return tuple(
             self._explain(submit.records[index], now_ns)
             if index in submit.records
-            else unknown_request(request_id, index, self._why_unknown())
+            else unknown_request(request_id, index, f"{request_id}[{index}]", self._why_unknown())
             for index in range(submit.n)
         )
 

@@ -95,15 +95,17 @@ class WaitPart:
         }
 
     def __str__(self) -> str:
-        """What was waited for: "free KV blocks; need 30 blocks, had 20 (4 to 20)"."""
+        """What was waited for: "free KV blocks: need 30 blocks, had 20 (4 to 20); in its way: A"."""
         text = WAITS_FOR[self.reason][0]
         if self.lacked is not None:
-            text += f"; {self.lacked.value}"
+            text += f": {self.lacked.value}"
         if self.need is not None:
-            text += f"{':' if self.lacked else ';'} need {self.need} {self.unit}".rstrip() + f", had {self.had}"
+            text += f"{',' if self.lacked else ':'} need {self.need} {self.unit}".rstrip() + f", had {self.had}"
             if self.had_least != self.had_most:
                 text += f" ({self.had_least} to {self.had_most})"
-        return text + (f"; {_names(self.by, len(self.by))}" if self.by else "")
+        if self.by:
+            text += f": {', '.join(self.by)}" if self.reason is Reason.HELD else f"; in its way: {_names(self.by)}"
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class Explanation:
     """What one request waited for, and what else happened to it. Times ending in `_s` are seconds since its arrival.
 
     Attributes:
+        label: its name in texts: the id, and the index if it was submitted with others.
         state: "waiting", "running" ones and so on as RequestState has them; "unknown" if nothing is known of it.
         at_s: the moment up to which this tells: its end, or when it was asked.
         queue_ns: all time accepted and not running; exactly the sum of the parts.
@@ -130,6 +133,7 @@ class Explanation:
 
     request_id: str
     index: int
+    label: str
     state: str
     at_s: float = 0.0
     started_s: float | None = None
@@ -175,11 +179,6 @@ class Explanation:
         """All time accepted and not running, in seconds."""
         return self.queue_ns / 1e9
 
-    @property
-    def label(self) -> str:
-        """The id, and the index where it is not 0."""
-        return f"{self.request_id}[{self.index}]" if self.index else self.request_id
-
     def part(self, reason: Reason) -> WaitPart | None:
         """What `reason` had of the wait; None if nothing."""
         return next((part for part in self.parts if part.reason is reason), None)
@@ -215,18 +214,22 @@ class Explanation:
         )
 
     def _times(self) -> str:
-        times = [f"after {_seconds(seconds)} {what}" for what, seconds in (
-            ("started" + ("" if self.started_step is None else f" (step {self.started_step})"), self.started_s),
-            ("first token", self.first_token_s),
-            ("finished", self.finished_s),
-        ) if seconds is not None]  # fmt: skip
-        return ", ".join(times) if times else f"not started, {_seconds(self.at_s)} after it arrived"
+        step = "" if self.started_step is None else f" (step {self.started_step})"
+        times = (
+            ("started", self.started_s, step),
+            ("first token", self.first_token_s, ""),
+            ("ended", self.finished_s, ""),
+        )
+        told = [f"{what} after {_seconds(seconds)}{more}" for what, seconds, more in times if seconds is not None]
+        if self.started_s is None:
+            told.insert(0, "not started")
+        return ", ".join(told)
 
     def _waits(self) -> list[str]:
         if not self.parts:
-            return [f"waited {_seconds(self.queue_s)}"]
+            return [f"waited {_seconds(self.queue_s)}" if self.queue_ns else "did not wait"]
         width = max(len(part.reason.value) for part in self.parts)
-        lines = [f"waited {_seconds(self.queue_s)}, for"]
+        lines = [f"waited {_seconds(self.queue_s)} for"]
         for part in self.parts:
             now = " (now)" if part.reason is self.waits_for else ""
             lines.append(f"  {_seconds(part.wait_s):>10} {part.share:>6.1%}  {part.reason.value:<{width}}  {part}{now}")
@@ -266,10 +269,12 @@ def explain_request(
         if parts_ns[index] or reason is waits_for
     ]
     parts.sort(key=lambda part: -part.wait_ns)
-    notes = () if facts.finished_ns is not None else ("It has not ended; this is what is known so far.",)
+    age = f"{(now_ns - facts.arrival_ns) / 1e9:.3f} s after its arrival"
+    notes = () if facts.finished_ns is not None else (f"It has not ended; this is what is known {age}.",)
     return Explanation(
         request_id=record.submit.request_id,
         index=record.sibling,
+        label=record.label,
         queue_ns=queue_ns,
         parts=tuple(parts),
         waits_for=waits_for,
@@ -290,18 +295,21 @@ def explain_request(
     )
 
 
-def unknown_request(request_id: str, index: int, why: str, request: Request | None = None) -> Explanation:
-    """The answer for one that was not logged, or not kept: what `request` itself tells, nothing if it is None."""
-    if request is None:
-        return Explanation(request_id, index, "unknown", notes=(why,))
+def unknown_request(request_id: str, index: int, label: str, why: str) -> Explanation:
+    """The answer for one of which nothing is known."""
+    return Explanation(request_id, index, label, "unknown", notes=(why,))
+
+
+def unlogged_request(request: Request, why: str) -> Explanation:
+    """The answer for one that has no record: what `request` itself tells, up to its last change of state."""
     facts = Facts(request)
-    now_ns = request.queued_since_ns if request.state in QUEUED_STATES else request.arrival_ns
     return Explanation(
-        request_id=request_id,
-        index=index,
-        queue_ns=request.queue_ns_at(now_ns),
-        notes=(why, "What it waited for is not known."),
-        **_from_facts(facts, now_ns),
+        request_id=request.request_id,
+        index=request.index,
+        label=request.request_id if request.group is None else f"{request.request_id}[{request.index}]",
+        queue_ns=request.queue_ns,
+        notes=(why, "What it waited for is not known; the wait is that up to its last change of state."),
+        **_from_facts(facts, request.queued_since_ns if request.state in QUEUED_STATES else request.arrival_ns),
     )
 
 
@@ -361,8 +369,8 @@ def _times_text(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _names(first: Sequence[str], number: int) -> str:
+def _names(first: Sequence[str], number: int | None = None) -> str:
     """The first few names and how many more there are: "C, D, E (+5)"."""
     shown = first[:MAX_NAMES_IN_TEXT]
-    more = number - len(shown)
+    more = (len(first) if number is None else number) - len(shown)
     return ", ".join(shown) + (f" (+{more})" if more > 0 else "")

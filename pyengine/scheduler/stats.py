@@ -186,6 +186,14 @@ class EngineStats:
             f"preempted  {self.num_preemptions} times, {self.recomputed_tokens} tokens computed again "
             f"({self.recompute_tax:.1%} of all)"
         )
+        if self.num_reservations:
+            lines.append(
+                f"heads      {self.num_reservations} reserved starts: {self.num_reservation_moves} moved, "
+                f"{self.num_reservations_void} void"
+            )
+        if self.bound_steps:
+            bounds = ", ".join(f"{reason.value} in {number}" for reason, number in self.bound_steps.items())
+            lines.append(f"bound by   {bounds} of {self.num_steps} steps")
         times = self.step_times
         if times.mean_s is not None and times.p50_s is not None and times.p99_s is not None:
             error = "" if times.mean_error is None else f"; predicted within {times.mean_error:.1%} on average"
