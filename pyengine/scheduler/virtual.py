@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from pyengine.config import SchedulerConfig
 from pyengine.errors import PyEngineError
 from pyengine.request import Request, RequestState
+from pyengine.scheduler.decision_log import DecisionLog
 from pyengine.scheduler.plan import StepPlan
 from pyengine.scheduler.scheduler import Scheduler
 from pyengine.scheduler.step_time import StepTimeModel, step_features
@@ -52,13 +53,15 @@ class StepLog:
 class VirtualEngine:
     """See the module for how it is used.
 
-    `on_finish(request)` is called at each end, with now_ns at that time; it may call `arrive` (a closed loop).
+    `on_finish(request)` is called at each end and each refusal, with now_ns at that time; it may call `arrive` (a
+    closed loop). `scheduler_step_time` is the model that the scheduler itself keeps latency limits by, and learns with;
+    by default a new one, which knows nothing of the device. `log` is the scheduler's decision log.
 
     Attributes:
         now_ns: the virtual time.
         scheduler: the scheduler, whose clock that is; to be asked, not to be driven.
         finished: the requests that ended or were aborted, in that order, with all their times; may be emptied.
-        refused: (request, error, time in ns) of those that the scheduler did not accept.
+        refused: (request, error, time in ns) of those that the scheduler did not accept, or gave up before a start.
         steps: columns, one entry a step; None if not kept.
         num_steps / busy_ns: how many steps ran, and how long they took together.
     """
@@ -71,9 +74,11 @@ class VirtualEngine:
         start_ns: int = 0,
         on_finish: Callable[[Request], None] | None = None,
         keep_steps: bool = True,
+        scheduler_step_time: StepTimeModel | None = None,
+        log: DecisionLog | None = None,
     ) -> None:
         self.now_ns = start_ns
-        self.scheduler = Scheduler(config, clock=lambda: self.now_ns)
+        self.scheduler = Scheduler(config, clock=lambda: self.now_ns, step_time=scheduler_step_time, log=log)
         self.finished: list[Request] = []
         self.refused: list[tuple[Request, PyEngineError, int]] = []
         self.steps = StepLog() if keep_steps else None
@@ -116,39 +121,52 @@ class VirtualEngine:
 
     # ---- Time
 
-    def run_until(self, time_ns: int) -> None:
-        """Let everything happen that happens up to `time_ns`, which is then now. A step may remain in flight."""
-        self._run(time_ns)
-        self.now_ns = max(self.now_ns, time_ns)
+    def run_until(self, time_ns: float, first_token_of: Request | None = None) -> None:
+        """Let everything happen that happens up to `time_ns`, which is then now. A step may remain in flight.
+
+        Given `first_token_of`, stop as soon as that request has its first token or has ended.
+        """
+        while not (first_token_of is not None and (first_token_of.token_times_ns or first_token_of.is_finished)):
+            next_ns = self._prepare(time_ns)
+            if next_ns > time_ns or next_ns == math.inf:
+                if time_ns < math.inf:
+                    self.now_ns = max(self.now_ns, int(time_ns))
+                return
+            self._advance(int(next_ns))
 
     def drain(self) -> None:
         """Run until every request that arrives has ended. Raises RuntimeError if some wait and nothing will happen."""
-        self._run(math.inf)
+        self.run_until(math.inf)
         if self.scheduler.has_unfinished:
             raise RuntimeError(f"{self.scheduler.num_waiting} requests wait, and nothing is going to happen.")
+
+    def look_again(self) -> None:
+        """The scheduler was told something directly (hold, wake, pause): what could not be planned perhaps can now."""
+        self._asleep_until_ns = None
 
     @property
     def step_ends_ns(self) -> int | None:
         """When the step in flight ends; None if there is none."""
         return None if self._in_flight is None else self._step_ends_ns
 
-    def _run(self, time_ns: float) -> None:
-        while True:
-            self._deliver_arrivals()
-            if self._in_flight is None and self.now_ns < time_ns:
-                self._begin_step()
-            next_ns = self._step_ends_ns if self._in_flight is not None else self._asleep_until_ns
-            if next_ns is None:
-                next_ns = math.inf
-            if self._arrivals:
-                next_ns = min(next_ns, self._arrivals[0][0])
-            if next_ns > time_ns or next_ns == math.inf:
-                return
-            self.now_ns = max(self.now_ns, int(next_ns))
-            if self._in_flight is not None and self.now_ns >= self._step_ends_ns:
-                self._end_step(self._in_flight)
-            elif self._asleep_until_ns is not None and self.now_ns >= self._asleep_until_ns:
-                self._asleep_until_ns = None
+    def _prepare(self, time_ns: float) -> float:
+        """Do what is due now, but begin a step only if time goes on; returns when something happens next."""
+        self._deliver_arrivals()
+        if self._in_flight is None and self.now_ns < time_ns:
+            self._begin_step()
+        next_ns = math.inf
+        if self._in_flight is not None:
+            next_ns = self._step_ends_ns
+        elif self._asleep_until_ns is not None:
+            next_ns = self._asleep_until_ns
+        return min(next_ns, self._arrivals[0][0]) if self._arrivals else next_ns
+
+    def _advance(self, next_ns: int) -> None:
+        self.now_ns = max(self.now_ns, next_ns)
+        if self._in_flight is not None and self.now_ns >= self._step_ends_ns:
+            self._end_step(self._in_flight)
+        elif self._asleep_until_ns is not None and self.now_ns >= self._asleep_until_ns:
+            self._asleep_until_ns = None
 
     def _deliver_arrivals(self) -> None:
         while self._arrivals and self._arrivals[0][0] <= self.now_ns:
@@ -159,7 +177,8 @@ class VirtualEngine:
                     request.max_tokens, request.max_tokens_clamped = limit, clamped or request.max_tokens_clamped
                 self.scheduler.add(requests)
             except PyEngineError as error:
-                self.refused.extend((request, error, self.now_ns) for request in requests)
+                for request in requests:
+                    self._refused(request, error)
                 continue
             self._true_lengths.update(zip(requests, true_lengths, strict=True))
             self._asleep_until_ns = None
@@ -171,8 +190,11 @@ class VirtualEngine:
         if self._asleep_until_ns is not None or not scheduler.has_unfinished:
             return
         plan = scheduler.schedule()
+        for request, error in plan.refused:
+            self._true_lengths.pop(request, None)
+            self._refused(request, error)
         if plan.is_empty:
-            wake_ns: int | None = getattr(scheduler, "next_wake_ns", lambda: None)()
+            wake_ns = scheduler.next_wake_ns()
             self._asleep_until_ns = math.inf if wake_ns is None else max(wake_ns, self.now_ns + 1)
             return
         self._in_flight = plan
@@ -216,6 +238,11 @@ class VirtualEngine:
             self.steps.ended_ns.append(self._step_ends_ns)
             self.steps.num_decodes.append(plan.num_decode_tokens)
             self.steps.num_prefill_tokens.append(plan.num_prefill_tokens)
+
+    def _refused(self, request: Request, error: PyEngineError) -> None:
+        self.refused.append((request, error, self.now_ns))
+        if self._on_finish is not None:
+            self._on_finish(request)
 
     def _left(self, request: Request) -> None:
         if self._true_lengths.pop(request, None) is not None:
