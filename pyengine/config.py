@@ -10,6 +10,7 @@ from pyengine.errors import InvalidRequest
 BATCHINGS = ("continuous", "static")
 ORDERS = ("fifo", "priority", "fair", "deadline", "shortest")
 PACKINGS = ("none", "best_fit")
+VICTIMS = ("cheapest", "latest")
 CAPACITIES = ("guaranteed", "predicted", "optimistic")
 MAX_PRIORITY = 9
 BLOCK_SIZE_UNIT = 16
@@ -41,8 +42,11 @@ class SchedulerConfig:
             stays free; more run at a time, more are preempted and computed again. Or a class of your own.
         capacity_quantile: for "predicted", in (0, 1]: the part of recent outputs that the expected length covers. More
             means fewer preemptions and a longer queue.
-        watermark: for "optimistic": the part of the pool, in [0, 1), that a start leaves free for running ones to
-            grow. Waived when nothing runs.
+        watermark: for "predicted" and "optimistic": the part of the pool, in [0, 1), that a start leaves free for
+            running ones to grow beyond what was expected. Waived when nothing runs.
+        victim: who is preempted when running ones outgrow the pool. "cheapest": of the worst class, and the tenant
+            with most service, the one that is cheapest to compute again. "latest": the latest arrival, as most engines
+            do. Or a `Victim` of your own.
         prefix_caching: KV of prompts and outputs is kept while nobody needs the blocks, and used by later requests
             that begin with the same tokens and have the same salt.
         itl_limit_ms: longest time between two tokens of a running request: prompt chunks are cut to keep it. Less
@@ -68,6 +72,7 @@ class SchedulerConfig:
     capacity: Any = "predicted"
     capacity_quantile: float = 0.8
     watermark: float = 0.01
+    victim: Any = "cheapest"
     prefix_caching: bool = True
     itl_limit_ms: float | None = None
     ttft_limit_ms: float | None = None
@@ -105,6 +110,7 @@ class SchedulerConfig:
         _check_policy("order", self.order, ORDERS, "key")
         _check_policy("packing", self.packing, PACKINGS, "admit")
         _check_policy("capacity", self.capacity, CAPACITIES, "judge")
+        _check_policy("victim", self.victim, VICTIMS, "choose")
         check_number("capacity_quantile", self.capacity_quantile, above=0, most=1)
         check_number("watermark", self.watermark, least=0, below=1)
         if not isinstance(self.prefix_caching, bool):

@@ -32,7 +32,7 @@ from pyengine.request import Request
 from pyengine.request_options import RequestOptions
 from pyengine.sampling_params import SamplingParams
 from pyengine.sampling_row import SamplingRow, child_seed
-from pyengine.scheduler import Capacity, Order, Packing, Scheduler, StepPlan
+from pyengine.scheduler import Capacity, Order, Packing, Scheduler, StepPlan, Victim
 from pyengine.step_probe import check_itl_limit
 from pyengine.text import Tokenizer
 
@@ -104,9 +104,9 @@ class Engine:
             (0, 1), or "auto" (room for max_num_seqs full contexts, at most half of the free memory and 4 GiB).
         block_size: tokens in one KV block, a multiple of 16.
         max_context: most tokens of one sequence, prompt and output. None: what the model was made for.
-        batching, order, packing, capacity, capacity_quantile, watermark, prefix_caching, itl_limit_ms, ttft_limit_ms,
-        max_queue, max_batch_wait_ms, aging_barrier_s, bypass_budget, window, priority_promotion_s: how requests are
-            chosen for a pass, as SchedulerConfig has them.
+        batching, order, packing, capacity, capacity_quantile, watermark, victim, prefix_caching, itl_limit_ms,
+        ttft_limit_ms, max_queue, max_batch_wait_ms, aging_barrier_s, bypass_budget, window, priority_promotion_s: how
+            requests are chosen for a pass, as SchedulerConfig has them.
         num_threads: threads of the CPU backend. None: every processor this process may use.
         progress: called with the fraction of the weights that is loaded, 0 to 1.
 
@@ -133,6 +133,7 @@ class Engine:
         capacity: str | type[Capacity] = "predicted",
         capacity_quantile: float = 0.8,
         watermark: float = 0.01,
+        victim: str | Victim = "cheapest",
         prefix_caching: bool = True,
         itl_limit_ms: float | None = None,
         ttft_limit_ms: float | None = None,
@@ -168,6 +169,7 @@ class Engine:
             capacity=capacity,
             capacity_quantile=capacity_quantile,
             watermark=watermark,
+            victim=victim,
             prefix_caching=prefix_caching,
             itl_limit_ms=itl_limit_ms,
             ttft_limit_ms=ttft_limit_ms,

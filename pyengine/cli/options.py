@@ -163,7 +163,11 @@ class EngineOptions:
         _option(_SCHEDULER, "predicted: the part of recent outputs that is covered, in (0, 1]. Default: 0.8."),
     ] = None
     watermark: Annotated[
-        float | None, _option(_SCHEDULER, "optimistic: the part of the pool that a start leaves free. Default: 0.01.")
+        float | None,
+        _option(_SCHEDULER, "Unless guaranteed: the part of the pool that a start leaves free. Default: 0.01."),
+    ] = None
+    victim: Annotated[
+        str | None, _option(_SCHEDULER, "Who is preempted: cheapest to compute again, or latest. Default: cheapest.")
     ] = None
     prefix_caching: Annotated[
         bool | None,

@@ -7,5 +7,6 @@ from pyengine.scheduler.packing import Packing
 from pyengine.scheduler.plan import StepPlan
 from pyengine.scheduler.scheduler import Scheduler
 from pyengine.scheduler.verdict import Reason, Verdict
+from pyengine.scheduler.victim import Victim
 
-__all__ = ["Admission", "Capacity", "Order", "Packing", "Reason", "Scheduler", "StepPlan", "Verdict"]
+__all__ = ["Admission", "Capacity", "Order", "Packing", "Reason", "Scheduler", "StepPlan", "Verdict", "Victim"]

@@ -24,7 +24,7 @@ class Reservation:
 
     Attributes:
         bucket: the first in which the head fits, if everyone runs as long as is forecast.
-        num_blocks: KV blocks that the head then needs.
+        num_blocks: KV blocks that the head then needs, with what a start leaves free.
     """
 
     bucket: int
@@ -46,6 +46,7 @@ class Capacity:
         self.forecast = Forecast(config.max_context, config.block_size)
         self._charges: dict[Request, Charge] = {}
         self._ends: dict[int, dict[Request, None]] = {}  # decodes by the last bucket they are charged for
+        self.spare = 0  # blocks that a start leaves free while others run
 
     # ---- The rule
 
@@ -64,7 +65,7 @@ class Capacity:
 
     def reserve(self, head: Request) -> Reservation | None:
         """When `head`, which does not fit now, is sure to fit; None if that is not known."""
-        needed = self._final(head)
+        needed = self._final(head) + self.spare
         bucket = self.forecast.first_room(self._config.num_blocks - needed, self._config.max_num_seqs - 1)
         return None if bucket is None else Reservation(bucket, needed)
 
@@ -144,9 +145,12 @@ class Optimistic(Capacity):
 
     name = "optimistic"
 
+    def __init__(self, cache: KVCache, config: SchedulerConfig) -> None:
+        super().__init__(cache, config)
+        self.spare = int(config.watermark * config.num_blocks)
+
     def judge(self, request: Request, prefix: Prefix, whole_in_step: int | None, num_running: int) -> Verdict:
-        spare = int(self._config.watermark * self._config.num_blocks) if num_running else 0
-        return _fits_now(self._cache, request, prefix, spare)
+        return _fits_now(self._cache, request, prefix, self.spare if num_running else 0)
 
 
 class Guaranteed(Capacity):
@@ -173,6 +177,7 @@ class Predicted(Capacity):
 
     def __init__(self, cache: KVCache, config: SchedulerConfig) -> None:
         super().__init__(cache, config)
+        self.spare = int(config.watermark * config.num_blocks)
         self._lengths = OutputLengths()
 
     def horizon(self, request: Request) -> int:
@@ -227,16 +232,17 @@ def _fits_now(cache: KVCache, request: Request, prefix: Prefix, spare: int) -> V
 
 
 def _fits_later(capacity: Capacity, request: Request, whole_in_step: int | None) -> Verdict:
-    """Whether the forecast with `request` stays within the pool; `need` is what it brings to the worst bucket."""
+    """Whether the forecast with `request`, which may grow to `need` blocks, leaves what a start has to leave free."""
     config, forecast = capacity._config, capacity.forecast
     horizon = capacity.horizon(request)
     final = need(request, horizon, config.block_size)
-    usable = config.num_blocks - forecast.peak()
+    most = config.num_blocks - capacity.spare
+    usable = most - forecast.peak()
     if final <= usable:
         return Verdict(None, final, usable)
     if whole_in_step is not None:
         charge = decode_charge(request.num_tokens, horizon, whole_in_step, config.block_size)
-        if forecast.peak_with(charge) <= config.num_blocks:
+        if forecast.peak_with(charge) <= most:
             return Verdict(None, final, final)
     return Verdict(Reason.KV_PEAK, final, usable)
 

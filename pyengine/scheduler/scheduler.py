@@ -26,7 +26,7 @@ from pyengine.scheduler.packing import PACKINGS, Packing, StrictOrder
 from pyengine.scheduler.plan import PlanDraft, StepPlan
 from pyengine.scheduler.step_time import StepFeatures, StepTimeModel, step_features
 from pyengine.scheduler.verdict import Reason
-from pyengine.scheduler.victim import CheapestOfLowest, Victim
+from pyengine.scheduler.victim import VICTIMS, Cheapest, Victim
 
 NOBODY_ENDS: Mapping[int, str] = MappingProxyType({})
 NEVER_NS = 2**63
@@ -98,7 +98,7 @@ class Scheduler:
         self._packing: Packing = _policy(config.packing, PACKINGS)
         self._capacity: Capacity = _policy(config.capacity, CAPACITIES, self._cache, config)
         self._latency: Latency = StepTimeLimit(config.max_num_batched_tokens, config.block_size, self.step_time)
-        self._victim: Victim = CheapestOfLowest(self._order.surplus)
+        self._victim: Victim = _policy(config.victim, VICTIMS)
         self._waiting = WaitingQueue(self._order, int(config.priority_promotion_s * 1e9))
         # Dictionaries serve as ordered sets with O(1) removal.
         self._held: dict[Request, int] = {}
@@ -344,9 +344,23 @@ class Scheduler:
         """
         for request in list(self._wheel[self._step % self.config.block_size]):
             while request.state is RequestState.DECODE and not self._cache.grow(request):
-                victim = self._victim.choose(self.running())
+                victim = self._choose_victim()
                 self._preempt(victim, now_ns)
                 draft.preempted.append(victim)
+
+    def _choose_victim(self) -> Request:
+        """Whom the policy names; whom the built-in one names, if the user's names nobody who runs."""
+        running, surplus = list(self.running()), self._order.surplus
+        if isinstance(self.config.victim, str):
+            return self._victim.choose(running, surplus)
+        try:
+            chosen = self._victim.choose(running, surplus)
+            if chosen not in running:
+                raise PolicyFault(f"It chose {chosen!r}, which does not run.", policy=self._victim.name)
+            return chosen
+        except Exception as error:
+            self._note_fault(self._victim.name, error)
+            return Cheapest().choose(running, surplus)
 
     def _set_budget(self, draft: PlanDraft) -> None:
         """Prompt tokens that this step may carry beside its decodes, and what bounds them."""

@@ -6,7 +6,7 @@ import pytest
 
 from pyengine.config import SchedulerConfig
 from pyengine.request import Request, RequestState
-from pyengine.scheduler.victim import CheapestOfLowest
+from pyengine.scheduler.victim import Cheapest
 
 from .scheduler_world import COMMON_RULE, World
 
@@ -63,14 +63,18 @@ def test_the_one_that_needs_a_block_is_itself_preempted_when_it_is_the_latest() 
     w.drain()
 
 
+def no_surplus(request: Request) -> float:
+    return 0.0
+
+
 def test_one_preempted_twice_is_spared_while_another_is_left() -> None:
     early, late = Request("a", [1], 1), Request("b", [1], 1)
     early.arrival_seq, late.arrival_seq = 0, 1
-    assert CheapestOfLowest(lambda request: 0.0).choose([early, late]) is late
+    assert Cheapest().choose([early, late], no_surplus) is late
     late.num_preemptions = 2
-    assert CheapestOfLowest(lambda request: 0.0).choose([early, late]) is early
+    assert Cheapest().choose([early, late], no_surplus) is early
     early.num_preemptions = 3
-    assert CheapestOfLowest(lambda request: 0.0).choose([early, late]) is late
+    assert Cheapest().choose([early, late], no_surplus) is late
 
 
 def test_of_one_submit_the_cheapest_to_compute_again_is_preempted() -> None:
@@ -78,7 +82,7 @@ def test_of_one_submit_the_cheapest_to_compute_again_is_preempted() -> None:
     siblings = w.submit([1] * 20, max_tokens=40, n=2)
     for request, computed in zip(siblings, (25, 31), strict=True):
         request.num_computed_tokens = computed
-    assert CheapestOfLowest(lambda request: 0.0).choose(siblings) is siblings[0]
+    assert Cheapest().choose(siblings, no_surplus) is siblings[0]
 
 
 @pytest.mark.parametrize("budget", [3, 7, 16, 1000])
