@@ -27,7 +27,7 @@ from pyengine.simulate.workload import Generator, Workload, scaled
 
 DEFAULT_REQUESTS = 2000
 DEFAULT_RATE = 8.0
-DEFAULT_PROMPTS = "0.9*lognormal:400:0.8+0.1*uniform:6000:20000"
+DEFAULT_PROMPTS = "0.9*lognormal:300:1+0.1*uniform:6000:20000"
 DEFAULT_OUTPUTS = "lognormal:180:0.64"
 PIPE_WIDTH = 120
 
@@ -75,6 +75,7 @@ def run_simulate(
             num_replicas=1 if device.replicas is None else device.replicas,
             max_tokens=DEFAULT_MAX_TOKENS if workload.max_tokens is None else workload.max_tokens,
             long_from=DEFAULT_LONG_FROM if long_from is None else long_from,
+            jitter=device.jitter or 0.0,
         ),
         settings=device.settings(),
         router=device.router or "round-robin",

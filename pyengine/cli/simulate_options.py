@@ -39,7 +39,7 @@ class WorkloadOptions:
         _option(
             _WORKLOAD,
             "Lengths of prompts: a number, lognormal:MEDIAN:SIGMA, uniform:LOW:HIGH, or a mix. Default: "
-            "0.9*lognormal:400:0.8+0.1*uniform:6000:20000.",
+            "0.9*lognormal:300:1+0.1*uniform:6000:20000.",
             metavar="LENGTHS",
         ),
     ] = None
@@ -90,6 +90,9 @@ class DeviceOptions:
         ),
     ] = None
     num_blocks: Annotated[int | None, _option(_DEVICE, "KV blocks. Default: the profile's.")] = None
+    jitter: Annotated[
+        float | None, _option(_DEVICE, "Random part of a step's time, such as 0.05. Default: 0, exactly the profile's.")
+    ] = None
     max_num_seqs: Annotated[int | None, _option(_DEVICE, "Most sequences in one pass. Default: 256.")] = None
     max_num_batched_tokens: Annotated[int | None, _option(_DEVICE, "Most tokens in one pass. Default: 2048.")] = None
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 
+import numpy as np
+
 from pyengine.config import SchedulerConfig
-from pyengine.errors import PyEngineError
 from pyengine.request import Request
+from pyengine.scheduler.decision_log import DecisionLog
 from pyengine.scheduler.plan import StepPlan
 from pyengine.scheduler.step_time import StepTimeModel, step_features
 from pyengine.scheduler.virtual import VirtualEngine
@@ -34,25 +36,38 @@ class Setup:
         max_tokens: the limit that a request declares where the workload does not say; a request that will make more
             declares what it makes, so that its length does not depend on this.
         long_from: a prompt of so many tokens or more counts as long.
+        jitter: by how much, of its time, a step is longer or shorter than the profile says (standard deviation of a
+            lognormal factor of mean 1).
     """
 
     profile: DeviceProfile
     num_replicas: int = 1
     max_tokens: int = DEFAULT_MAX_TOKENS
     long_from: int = DEFAULT_LONG_FROM
+    jitter: float = 0.0
 
 
 class Device:
-    """What a replica's steps run on: takes as long as the model says, and counts."""
+    """What a replica's steps run on: takes as long as the model says, times random jitter, and counts."""
 
-    def __init__(self, model: StepTimeModel) -> None:
+    def __init__(self, model: StepTimeModel, jitter: float, seed: int) -> None:
         self.num_seqs = 0
         self._model = model
+        self._jitter = jitter
+        self._random = np.random.default_rng(seed)
+        self._factors: list[float] = []
 
     def __call__(self, plan: StepPlan) -> int:
         """How long `plan` takes, in ns."""
         self.num_seqs += len(plan.requests)
-        return self._model.predict(step_features(plan))
+        duration_ns = self._model.predict(step_features(plan))
+        return round(duration_ns * self._next_factor()) if self._jitter else duration_ns
+
+    def _next_factor(self) -> float:
+        """Lognormal, of mean 1."""
+        if not self._factors:
+            self._factors = self._random.lognormal(-(self._jitter**2) / 2, self._jitter, 1024).tolist()
+        return self._factors.pop()
 
 
 class Replica:
@@ -60,18 +75,18 @@ class Replica:
 
     __slots__ = ("device", "engine", "next_ns")
 
-    def __init__(self, config: SchedulerConfig, model: StepTimeModel, on_finish: Callable[[Request], None]) -> None:
-        self.device = Device(model)
-        self.engine = VirtualEngine(config, self.device, on_finish=on_finish, keep_steps=False)
+    def __init__(self, config: SchedulerConfig, device: Device, on_finish: Callable[[Request], None]) -> None:
+        self.device = device
+        # Of the decision log only each request's own account is read, as it ends.
+        log = DecisionLog(config, num_steps=1, num_records=1, num_ended=1)
+        self.engine = VirtualEngine(config, self.device, on_finish=on_finish, keep_steps=False, log=log)
         self.next_ns: int | None = None
 
-    def submit(self, now_ns: int, request: Request, output_tokens: int) -> PyEngineError | None:
-        """A request arrives; returns the error with which the scheduler refused it, if it did."""
-        engine = self.engine
-        engine.run_until(now_ns)
-        engine.arrive(now_ns, [request], [output_tokens])
-        engine.run_until(now_ns)
-        return engine.refused.pop()[1] if engine.refused else None
+    def submit(self, now_ns: int, request: Request, output_tokens: int) -> None:
+        """A request arrives."""
+        self.engine.run_until(now_ns)
+        self.engine.arrive(now_ns, [request], [output_tokens])
+        self.engine.run_until(now_ns)
 
     def run(self, now_ns: int) -> None:
         """End the step that ends now, and begin the next one if there is something to run."""
@@ -85,7 +100,7 @@ class Replica:
             return engine.step_ends_ns
         if not engine.scheduler.has_unfinished:
             return None
-        wake_ns: int | None = getattr(engine.scheduler, "next_wake_ns", lambda: None)()
+        wake_ns = engine.scheduler.next_wake_ns()
         return None if wake_ns is None else max(wake_ns, engine.now_ns)
 
 
@@ -95,9 +110,11 @@ class Cluster:
     def __init__(
         self, workload: Workload, config: SchedulerConfig, setup: Setup, router: Router, *, knows_lengths: bool
     ) -> None:
-        self.recorder = Recorder(setup.long_from)
+        self.recorder = Recorder(setup.long_from, config.itl_limit_ms)
+        model = setup.profile.model()
         self.replicas = [
-            Replica(config, setup.profile.model(), partial(self._ended, place)) for place in range(setup.num_replicas)
+            Replica(config, Device(model, setup.jitter, place), partial(self._ended, place))
+            for place in range(setup.num_replicas)
         ]
         self._workload = workload
         self._setup = setup
@@ -155,12 +172,8 @@ class Cluster:
             tenant=asked.tenant,
             payload=(asked, counted),
         )
-        error = replica.submit(now_ns, request, asked.output_tokens)
-        if error is not None:
-            self._load.ended(place, counted, None)
-            self.recorder.refused(error)
-            self._done(asked, now_ns)
-        elif replica.engine.step_ends_ns is None:
+        replica.submit(now_ns, request, asked.output_tokens)
+        if replica.engine.step_ends_ns is None and replica.engine.scheduler.has_unfinished:
             self._call_at(place, now_ns)
 
     def _call(self, now_ns: int, place: int) -> None:
@@ -180,15 +193,19 @@ class Cluster:
             heappush(self._calls, (when_ns, place))
 
     def _ended(self, place: int, request: Request) -> None:
+        """`request` made its last token, or was refused: at once, or later because it was late."""
+        engine = self.replicas[place].engine
         asked, counted = request.payload
-        self._load.ended(place, counted, request.num_output_tokens)
-        self.recorder.ended(asked, request)
-        self._done(asked, self.replicas[place].engine.now_ns)
-
-    def _done(self, asked: SimRequest, now_ns: int) -> None:
+        if engine.refused:
+            _, error, _ = engine.refused.pop()
+            self._load.ended(place, counted, None)
+            self.recorder.refused(request, error)
+        else:
+            self._load.ended(place, counted, request.num_output_tokens)
+            self.recorder.ended(asked, request)
         self._num_done += 1
         if self._users:
-            self._think(asked.user, now_ns)
+            self._think(asked.user, engine.now_ns)
 
     def _think(self, user: int, now_ns: int) -> None:
         if self._users[user]:
@@ -223,7 +240,6 @@ def simulate(
     makespan_s = max(recorder.last_ns - first_ns, 1) / 1e9
     everyone, short, long = recorder.ttft()
     num_steps = sum(replica.engine.num_steps for replica in replicas)
-    passed = [count for count in map(_passed_heads, replicas) if count is not None]
     return RunResult(
         policy=policy,
         seed=seed,
@@ -239,6 +255,7 @@ def simulate(
         ttft_short=quantiles(short),
         ttft_long=quantiles(long),
         itl=recorder.itl(),
+        itl_over_limit=recorder.itl_over_limit(),
         makespan_s=makespan_s,
         requests_per_s=recorder.num_finished / makespan_s,
         output_tokens_per_s=recorder.output_tokens / makespan_s,
@@ -250,14 +267,12 @@ def simulate(
         cached_tokens=recorder.cached_tokens,
         prompt_tokens=recorder.prompt_tokens,
         output_tokens=recorder.output_tokens,
-        passed_heads=sum(passed) if passed else None,
+        blocked_heads=recorder.blocked_heads,
+        passed_heads=recorder.passed_heads,
+        moved_starts=recorder.moved_starts,
         waiting_s={reason: wait_ns / 1e9 for reason, wait_ns in sorted(recorder.waiting_ns.items())},
         ttft_curve=curve(everyone),
         ttft_short_curve=curve(short),
         ttft_long_curve=curve(long),
         wall_s=wall_s,
     )
-
-
-def _passed_heads(replica: Replica) -> int | None:
-    return None

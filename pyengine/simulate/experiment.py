@@ -53,6 +53,14 @@ class Experiment:
                 limit=1,
             )
 
+        if not 0 <= self.setup.jitter <= 1:
+            raise InvalidRequest(
+                f"jitter is {self.setup.jitter}; it must be a number from 0 to 1.",
+                field="jitter",
+                value=self.setup.jitter,
+                limit=1,
+            )
+
     @property
     def runs(self) -> list[tuple[Policy, int | None]]:
         """Each policy with each seed; None for a workload that is given."""

@@ -15,7 +15,7 @@ Integers = npt.NDArray[np.int64]
 MAX_TOKENS = 10_000_000
 GRAMMAR = (
     "a number of tokens, lognormal:MEDIAN:SIGMA, uniform:LOW:HIGH, or a mix such as "
-    "0.9*lognormal:400:0.8+0.1*uniform:6000:20000"
+    "0.9*lognormal:300:1+0.1*uniform:6000:20000"
 )
 
 

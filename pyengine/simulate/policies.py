@@ -105,7 +105,8 @@ def setting_types() -> dict[str, tuple[Any, ...]]:
         hint = hints[entry.name]
         is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
         if entry.name not in _NOT_A_POLICY:
-            kinds[entry.name] = typing.get_args(hint) if is_union else (hint,)
+            # Any: a name, or in Python an object of the user's own.
+            kinds[entry.name] = typing.get_args(hint) if is_union else (str,) if hint is Any else (hint,)
     return kinds
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyengine.request import Request
+from pyengine.scheduler.ledger import REASONS
+from pyengine.scheduler.request_record import RequestRecord
 from pyengine.simulate.workload import SimRequest
 
 Floats = npt.NDArray[np.float64]
@@ -38,11 +40,14 @@ class RunResult:
         ttft, ttft_short, ttft_long: from arrival to first token; of all requests, and of those with prompts below and
             from `long_from` tokens.
         itl: between two tokens of one request, over all gaps, each known to 0.1 %.
+        itl_over_limit: the part of these gaps that is longer than itl_limit_ms; None without such a limit.
         makespan_s: from the first arrival to the last token, in simulated time.
         requests_per_s, output_tokens_per_s: finished over makespan.
         busy: part of the makespan in which a replica ran steps, on average.
         preemptions, recomputed_tokens, cached_tokens: as the requests count them.
-        passed_heads: blocked heads of the queue that somebody passed; None where the scheduler does not say.
+        blocked_heads: requests that did not fit when they were first, and got a reserved start.
+        passed_heads: requests that others passed while they were blocked.
+        moved_starts: how often a reserved start became later. Zero with capacity "guaranteed".
         refusals: by kind of error.
         waiting_s: seconds of waiting of all requests together, by reason.
         ttft_curve, ttft_short_curve, ttft_long_curve: their quantiles at 0, 1, .. 100 %, in seconds.
@@ -63,6 +68,7 @@ class RunResult:
     ttft_short: Quantiles
     ttft_long: Quantiles
     itl: Quantiles
+    itl_over_limit: float | None
     makespan_s: float
     requests_per_s: float
     output_tokens_per_s: float
@@ -74,7 +80,9 @@ class RunResult:
     cached_tokens: int
     prompt_tokens: int
     output_tokens: int
-    passed_heads: int | None
+    blocked_heads: int
+    passed_heads: int
+    moved_starts: int
     waiting_s: Mapping[str, float]
     ttft_curve: Sequence[float]
     ttft_short_curve: Sequence[float]
@@ -89,8 +97,10 @@ class RunResult:
 class Recorder:
     """Collects what ended requests tell; keeps a few numbers of each, and a histogram of the gaps between tokens."""
 
-    def __init__(self, long_from: int) -> None:
+    def __init__(self, long_from: int, itl_limit_ms: float | None = None) -> None:
         self.long_from = long_from
+        self._itl_limit_ns = None if itl_limit_ms is None else int(itl_limit_ms * 1e6)
+        self._num_over_limit = 0
         self.refusals: dict[str, int] = {}
         self.waiting_ns: dict[str, int] = {}
         self.preemptions = 0
@@ -98,6 +108,9 @@ class Recorder:
         self.cached_tokens = 0
         self.prompt_tokens = 0
         self.output_tokens = 0
+        self.blocked_heads = 0
+        self.passed_heads = 0
+        self.moved_starts = 0
         self.last_ns = 0
         self._ttft_ns: list[int] = []
         self._is_long: list[bool] = []
@@ -110,8 +123,9 @@ class Recorder:
         """Requests that ended with their last token."""
         return len(self._ttft_ns)
 
-    def refused(self, error: Exception) -> None:
-        """Count a refusal."""
+    def refused(self, request: Request, error: Exception) -> None:
+        """Count a refusal, and what the request waited for it."""
+        self._add_waiting(request)
         kind = type(error).__name__
         self.refusals[kind] = self.refusals.get(kind, 0) + 1
 
@@ -126,8 +140,7 @@ class Recorder:
         self.cached_tokens += request.num_cached_tokens
         self.prompt_tokens += request.num_prompt_tokens
         self.output_tokens += len(times)
-        for reason, wait_ns in wait_parts(request).items():
-            self.waiting_ns[reason] = self.waiting_ns.get(reason, 0) + wait_ns
+        self._add_waiting(request)
         if len(times) > 1:
             moments = np.array(times, np.int64)
             self._gaps.append(moments[1:] - moments[:-1])
@@ -152,21 +165,35 @@ class Recorder:
         p50, p90, p99 = ((_BIN_RATIO ** (i + 0.5)) / 1e9 for i in at)
         return Quantiles(total, p50, p90, p99)
 
+    def itl_over_limit(self) -> float | None:
+        """The part of the gaps that is longer than the limit; None without a limit or gaps."""
+        self._flush()
+        total = int(self._histogram.sum())
+        return None if self._itl_limit_ns is None or total == 0 else self._num_over_limit / total
+
+    def _add_waiting(self, request: Request) -> None:
+        record: RequestRecord | None = request.log
+        if record is None:  # refused before it waited
+            return
+        for reason, wait_ns in zip(REASONS, record.parts, strict=True):
+            if wait_ns:
+                self.waiting_ns[reason.value] = self.waiting_ns.get(reason.value, 0) + wait_ns
+        self.blocked_heads += record.num_reservations > 0
+        self.passed_heads += record.passed_by.number > 0
+        self.moved_starts += record.num_moves
+
     def _flush(self) -> None:
         if not self._gaps:
             return
         gaps = np.maximum(np.concatenate(self._gaps), 1)
+        if self._itl_limit_ns is not None:
+            self._num_over_limit += int((gaps > self._itl_limit_ns).sum())
         counts = np.bincount((np.log(gaps) / math.log(_BIN_RATIO)).astype(np.int64))
         longer = max(len(counts), len(self._histogram))
         self._histogram = np.pad(self._histogram, (0, longer - len(self._histogram)))
         self._histogram[: len(counts)] += counts
         self._gaps.clear()
         self._num_gaps = 0
-
-
-def wait_parts(request: Request) -> dict[str, int]:
-    """The request's waiting by reason, in ns, as the scheduler's log has it."""
-    return {"waiting": request.queue_ns}
 
 
 def quantiles(ordered: Floats) -> Quantiles:
@@ -208,6 +235,7 @@ FIGURES: dict[str, str] = {
     "ttft_long_p99": "long p99",
     "itl_p50": "ITL p50",
     "itl_p99": "ITL p99",
+    "itl_over_limit": "ITL over limit",
     "output_tokens_per_s": "tokens/s",
     "requests_per_s": "requests/s",
     "mean_batch": "batch",
@@ -215,7 +243,9 @@ FIGURES: dict[str, str] = {
     "recomputed_tokens": "recomputed",
     "cached_tokens": "cached",
     "refused": "refused",
+    "blocked_heads": "promised starts",
     "passed_heads": "passed heads",
+    "moved_starts": "moved starts",
 }
 
 

@@ -57,14 +57,18 @@ def _rows(results: Sequence[RunResult], groups: dict[str, list[RunResult]]) -> l
                 add(f"{label} {point} [s]", f"{group}_{point}", "s")
     for point in ("p50", "p99"):
         add(f"ITL {point} [ms]", f"itl_{point}", "ms")
+    if any(result.itl_over_limit is not None for result in results):
+        add("ITL over its limit [%]", "itl_over_limit", "%")
     add("output tokens/s", "output_tokens_per_s", "")
     add("requests in a step", "mean_batch", "mean")
     add("preemptions", "preemptions", "")
     add("recomputed tokens", "recomputed_tokens", "")
     if any(result.cached_tokens for result in results):
         add("cached prompt tokens", "cached_tokens", "")
-    if any(result.passed_heads is not None for result in results):
-        add("passed heads", "passed_heads", "")
+    if any(result.blocked_heads for result in results):
+        add("promised starts", "blocked_heads", "")
+        add("  passed by others", "passed_heads", "")
+        add("  moved to later", "moved_starts", "")
     add("refused", "refused", "")
     for reason in sorted({reason for result in results for reason in result.waiting_s}):
         spreads = [spread_of([run.waiting_s.get(reason, 0.0) for run in runs]) for runs in groups.values()]
@@ -84,6 +88,8 @@ def _cell(value: Spread | None, unit: str) -> str:
 def _number(value: float, unit: str) -> str:
     if unit == "ms":
         value *= 1e3
+    if unit == "%":
+        return f"{100 * value:.2f}"
     if not unit:
         return f"{value:,.0f}"
     if unit == "mean":

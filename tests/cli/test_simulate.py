@@ -1,0 +1,115 @@
+"""`pyengine simulate` from the outside: tables, JSON, errors and what it imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyengine.cli.simulate import run_simulate
+from pyengine.errors import InvalidRequest
+
+Run = Callable[..., Any]
+TRACE = "arrival_s,prompt_tokens,output_tokens,region\n" + "".join(
+    f"{i / 10},{50 + i},{5 + i % 7},x\n" for i in range(40)
+)
+
+
+def test_policies_stand_beside_each_other_in_a_table(run: Run) -> None:
+    finished = run("simulate", "-n", "60", "--rate", "20", "--policies", "fifo q:best-fit,capacity_quantile=0.5")
+    assert (finished.code, finished.err) == (0, "")
+    lines = finished.out.splitlines()
+    assert lines[0] == "workload  60 requests, 20/s (Poisson)"
+    assert lines[1] == "device    example (made up), simulated"
+    assert lines[3].split() == ["fifo", "q"]
+    assert lines[4].startswith("TTFT p50 [s]")
+
+
+def test_json_has_the_runs_the_summary_and_everything_to_repeat_them(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(TRACE)
+    arguments = ("simulate", str(tmp_path / "trace.csv"), "--speed", "2", "--json", "-p", "fifo oracle", "-j", "2")
+    finished = run(*arguments, "--profile", "h100-8b", "--replicas", "2", "--router", "least-work")
+    assert finished.code == 0
+    assert finished.err.endswith("trace.csv: not used: region\n")
+    record = json.loads(finished.out)
+    assert record["workload"] == "trace.csv, 2 times as fast"
+    assert (record["device"]["name"], record["device"]["origin"]) == ("h100-8b", "paper")
+    assert (record["replicas"], record["router"]) == (2, "least-work")
+    assert [entry["policy"] for entry in record["summary"]] == ["fifo", "oracle"]
+    assert [entry["num_finished"] for entry in record["runs"]] == [40, 40]
+    assert record["runs"][0]["device"] == "h100-8b (paper profile)"
+    assert record["settings"]["num_blocks"] == record["device"]["num_blocks"]
+
+
+def test_names_can_be_listed(run: Run) -> None:
+    shown = run("simulate", "--list").out
+    assert "h200-8b" in shown
+    assert "Computed, not measured" in shown
+    assert "best-fit-guaranteed" in shown
+    assert set(json.loads(run("simulate", "--list", "--json").out)) == {"profiles", "policies"}
+
+
+def test_a_fault_in_a_trace_is_one_line_and_exit_code_2(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,five,5\n")
+    finished = run("simulate", str(tmp_path / "t.csv"))
+    message = "t.csv, line 3, column prompt_tokens: 'five' is not an integer number of tokens."
+    assert (finished.code, finished.out, finished.err) == (2, "", f"pyengine: error: {message}\n")
+
+
+def simulated(trace: str | None = None, policies: str = "fifo", **given: Any) -> int:
+    from pyengine.cli.simulate import Report
+    from pyengine.cli.simulate_options import DeviceOptions, WorkloadOptions
+
+    device = {name: given.pop(name) for name in ("profile", "replicas", "router") if name in given}
+    jobs, figure_format = given.pop("jobs", 1), given.pop("figure_format", None)
+    return run_simulate(
+        trace,
+        policies,
+        WorkloadOptions(**given),
+        DeviceOptions(**device),
+        Report(False, "figures" if figure_format else None, figure_format or "png"),
+        long_from=None,
+        jobs=jobs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cv": 3.0}, "--cv is 3.0, but that says nothing with --arrivals poisson"),
+        ({"arrivals": "closed", "rate": 3.0}, "--rate is 3.0, but that says nothing with --arrivals closed"),
+        ({"arrivals": "regular"}, "arrivals is 'regular'; it must be one of poisson"),
+        ({"speed": 2.0}, "--speed is 2.0, but there is no TRACE"),
+        ({"prefix_share": 0.2}, "--prefix-share is 0.2, but nothing is shared"),
+        ({"trace": "t.csv", "seeds": 3}, "--seeds is 3, but TRACE says what arrives when"),
+        ({"seeds": 0}, "--seeds is 0; it must be an integer >= 1"),
+        ({"seed": -1}, "--seed is -1; it must be an integer >= 0"),
+        ({"replicas": 0}, "replicas is 0; it must be an integer >= 1"),
+        ({"router": "best"}, "router is 'best'; it must be one of round-robin, least-work, prefix-affinity"),
+        ({"jobs": 0}, "--jobs is 0"),
+        ({"profile": "gpu"}, "profile is 'gpu'; it must be a file or one of"),
+        ({"figure_format": "gif"}, "figure_format is 'gif'"),
+        ({"policies": "order=random"}, "Policy order=random: order is 'random'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_runs(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        simulated(**given)
+
+
+def test_showing_help_imports_no_simulation() -> None:
+    code = (
+        "import sys\nfrom pyengine.cli import main\nsys.argv = ['pyengine', 'simulate', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\nprint('\\n'.join(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
+    modules = set(done.stdout.split("\n"))
+    assert "--policies" in done.stdout
+    assert modules & {"numpy", "matplotlib", "pyengine.simulate", "pyengine.scheduler"} == set()
