@@ -98,7 +98,8 @@ def replay(
 ) -> ReplayResult:
     """Run `recording` again: as it was, or with `durations` a step-time model and perhaps other settings.
 
-    Raises InvalidRequest for settings that are refused, and ValueError for changes with recorded durations.
+    Raises InvalidRequest for settings that are refused, ValueError for changes with recorded durations, and
+    RecordingError for a policy of the user's that is an object.
     """
     config = changed_config(recording.config, config_changes or {})
     if isinstance(durations, StepTimeModel):
@@ -209,6 +210,14 @@ def _first_times(recording: Recording, config: SchedulerConfig, model: StepTimeM
 # ---- The two ways to run it
 
 
+def _check_policies(config: SchedulerConfig) -> None:
+    """Raise RecordingError for a policy that is an object: a replay would change what the live engine knows."""
+    for name in ("order", "packing", "capacity"):
+        policy = getattr(config, name)
+        if not isinstance(policy, (str, type)):
+            raise RecordingError(f"{name} is {policy!r}, an object of your own that is in use; give its class instead.")
+
+
 def _request_of(recorded: RecordedRequest, config: SchedulerConfig) -> Request:
     if recorded.num_prompt_tokens >= config.max_context:
         raise RecordingError(
@@ -243,6 +252,7 @@ class _Run:
     """What both ways have in common: requests by key, and calls that are no step."""
 
     def __init__(self, recording: Recording, config: SchedulerConfig) -> None:
+        _check_policies(config)
         self.recording = recording
         self.config = config
         self.plans: list[PlanRecord] = []

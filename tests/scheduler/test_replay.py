@@ -15,7 +15,8 @@ from pyengine.errors import InvalidRequest, PyEngineError
 from pyengine.request import Request, RequestState
 from pyengine.scheduler import Scheduler, StepPlan
 from pyengine.scheduler.clean_state import capture
-from pyengine.scheduler.recording import Arrival, Begin, Recorder, Recording
+from pyengine.scheduler.order import Fifo
+from pyengine.scheduler.recording import Arrival, Begin, Recorder, Recording, RecordingError
 from pyengine.scheduler.replay import PlanRecord, plan_record, replay, what_if
 from pyengine.scheduler.step_time import StepTimeModel
 from pyengine.scheduler.verdict import Reason
@@ -307,3 +308,15 @@ def test_other_settings_need_a_model_and_known_names() -> None:
         replay(recording, durations="guessed")
     with pytest.raises(InvalidRequest, match="colour is no setting"):
         replay(recording, config_changes={"colour": 2}, durations=MODEL)
+
+
+def test_a_policy_object_that_the_engine_uses_is_not_touched_by_a_replay() -> None:
+    class Mine(Fifo):
+        name = "mine"
+
+    recording = simulated(replace(TIGHT, order=Mine))[0].recorder.recording()
+    assert replay(recording).diverged is None
+    in_use = replace(recording, config=replace(TIGHT, order=Mine()))
+    with pytest.raises(RecordingError, match=r"order is .*Mine object.* in use"):
+        replay(in_use)
+    assert "in use" in (what_if(in_use, 3, [{}], model=MODEL)[0].problem or "")

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pyengine.config import SchedulerConfig
-from pyengine.errors import NeverFits
+from pyengine.errors import DeadlinePassed, NeverFits
 from pyengine.request import Request
 from pyengine.scheduler.step_time import StepTimeModel
 from pyengine.scheduler.virtual import VirtualEngine
@@ -144,3 +144,54 @@ def test_the_past_and_impossible_lengths_are_refused() -> None:
         engine.arrive(99, [request_of(1, 5)], [4])
     with pytest.raises(ValueError, match="one >= 1"):
         engine.arrive(100, [request_of(1, 5)], [0])
+
+
+def test_one_that_is_given_up_before_its_start_is_refused_at_its_deadline_and_the_loop_goes_on() -> None:
+    told: list[Request] = []
+    config = SchedulerConfig(**LIMITS | {"max_num_seqs": 1})
+    engine = VirtualEngine(config, MODEL, on_finish=told.append)
+    first, late = request_of(1, 10), request_of(2, 10)
+    late.ttft_limit_ns = 50_000_000
+    engine.arrive(0, [first], [50])
+    engine.arrive(1, [late], [5])
+    engine.drain()
+    assert [(request, type(error)) for request, error, _ in engine.refused] == [(late, DeadlinePassed)]
+    assert engine.refused[0][2] >= 50_000_001
+    assert told == [late, first]
+    assert engine.finished == [first]
+
+
+def test_waiting_for_company_takes_exactly_the_time_that_it_may() -> None:
+    engine = VirtualEngine(SchedulerConfig(**LIMITS, max_batch_wait_ms=30), MODEL)
+    engine.arrive(1000, [request_of(1, 10)], [3])
+    engine.arrive(20_001_000, [request_of(2, 10)], [3])
+    engine.drain()
+    assert [request.started_ns for request in engine.finished] == [30_001_000, 30_001_000]
+
+
+def test_a_hold_and_a_pause_are_seen_when_the_engine_looks_again() -> None:
+    engine = VirtualEngine(SchedulerConfig(**LIMITS), MODEL)
+    held, paused = request_of(1, 10), request_of(2, 10)
+    engine.arrive(5, [held], [3])
+    engine.run_until(5)
+    engine.scheduler.hold(held, "grammar", 10**10)
+    engine.run_until(1000)
+    engine.scheduler.wake(held)
+    engine.look_again()
+    engine.run_until(2000)
+    assert held.started_ns == 1000
+    engine.scheduler.pause()
+    engine.arrive(engine.now_ns, [paused], [3])
+    with pytest.raises(RuntimeError, match="1 requests wait, and nothing is going to happen"):
+        engine.drain()
+    engine.scheduler.resume()
+    engine.look_again()
+    engine.drain()
+    assert engine.finished == [held, paused]
+
+
+def test_a_run_can_stop_at_the_first_token_of_one_request() -> None:
+    engine, sent = loaded(2)
+    target = list(sent)[20]
+    engine.run_until(10**15, target)
+    assert target.token_times_ns == [engine.now_ns]
