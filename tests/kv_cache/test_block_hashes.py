@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyengine.kv_cache.block_hashes import extend_hashes, root_hash
@@ -17,6 +17,7 @@ def hashes_of(token_ids: list[int], block_size: int = 4, model_id: str = "m", sa
     return made
 
 
+@settings(deadline=None)
 @given(TOKENS, st.integers(0, 10))
 def test_hashing_in_parts_gives_what_hashing_at_once_gives(token_ids: list[int], first: int) -> None:
     whole = hashes_of(token_ids)
@@ -26,6 +27,7 @@ def test_hashing_in_parts_gives_what_hashing_at_once_gives(token_ids: list[int],
     assert parts == whole
 
 
+@settings(deadline=None)
 @given(TOKENS, TOKENS)
 def test_two_prompts_have_the_same_hashes_as_far_as_they_have_the_same_blocks(a: list[int], b: list[int]) -> None:
     for i, (one, other) in enumerate(zip(hashes_of(a), hashes_of(b), strict=False)):

@@ -143,6 +143,19 @@ def test_a_block_that_outputs_fill_is_found_only_after_the_step_that_filled_it()
     assert s.cache.pool.num_free == 10
 
 
+def test_outputs_of_one_that_is_aborted_in_flight_are_found_as_far_as_earlier_steps_computed_them() -> None:
+    s = Steps(10)
+    request = s.run(tokens(6))
+    for token_id in range(6, 11):
+        s.decode(request, token_id)
+    request.token_ids.append(11)
+    request.num_computed_tokens += 1  # in flight, and it fills the third block
+    s.cache.release(request, fence=s.step, num_settled_tokens=11)
+    s.running.remove(request)
+    s.commit()
+    assert s.found(tokens(20)) == 8
+
+
 def test_after_a_preemption_outputs_hit_and_one_token_at_least_is_computed() -> None:
     s = Steps(10)
     request = s.run(tokens(6))
@@ -377,6 +390,21 @@ def test_idle_blocks_of_a_prefix_count_among_the_free_ones_that_a_start_takes() 
     assert s.cache.pool.num_free == 0
 
 
+def test_a_start_with_the_prefix_of_a_sibling_that_has_left_changes_nothing() -> None:
+    s = Steps(10, prefix_caching=False)
+    leader, second = s.arrive(tokens(11), n=2)
+    s.start(leader)
+    s.advance(leader)
+    s.commit()
+    prefix = s.cache.find_prefix(second)
+    assert prefix is not None
+    s.end(leader)
+    before = snapshot(s.cache, second)
+    with pytest.raises(RuntimeError, match="holds the prefix"):
+        s.cache.start(second, prefix)
+    assert snapshot(s.cache, second) == before
+
+
 def test_a_start_with_a_prefix_that_was_evicted_meanwhile_changes_nothing() -> None:
     s = Steps(5)
     s.end(s.run(tokens(9)))
@@ -405,6 +433,7 @@ def test_releasing_twice_gives_nothing_back_twice() -> None:
     request = s.run(tokens(9))
     table = list(request.block_table)
     s.end(request)
+    assert (request.block_table, request.num_computed_tokens, request.num_indexed_blocks) == ([], 0, 0)
     s.cache.release(request)
     s.cache.check([])
     with pytest.raises(RuntimeError, match="nobody holds it"):
@@ -527,6 +556,7 @@ class CacheMachine(RuleBasedStateMachine):
     def commit(self) -> None:
         self.contents.update(self.written)
         self.cache.committed(self.step)
+        assert not self.cache._advanced
         self.step += 1
         self.in_flight = None
 
