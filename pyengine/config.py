@@ -14,6 +14,7 @@ VICTIMS = ("cheapest", "latest")
 CAPACITIES = ("guaranteed", "predicted", "optimistic")
 MAX_PRIORITY = 9
 BLOCK_SIZE_UNIT = 16
+MAX_BATCHED_TOKENS = 2**20
 MAX_SECONDS = 10**6  # of any time limit
 MAX_INDEX = 2**31 - 1  # of anything: the native step counts in 32 bits
 
@@ -89,7 +90,7 @@ class SchedulerConfig:
             ("max_context", 2, MAX_INDEX),
             ("block_size", BLOCK_SIZE_UNIT, 4096),
             ("max_num_seqs", 1, 2**16),
-            ("max_num_batched_tokens", 1, 2**20),
+            ("max_num_batched_tokens", 1, MAX_BATCHED_TOKENS),
             ("window", 1, 2**16),
         ):
             _check_count(name, getattr(self, name), low, high)

@@ -33,9 +33,16 @@ from pyengine.request_options import RequestOptions
 from pyengine.sampling_params import SamplingParams
 from pyengine.sampling_row import SamplingRow, child_seed
 from pyengine.scheduler import Capacity, Order, Packing, Scheduler, StepPlan, Victim
+from pyengine.scheduler.explanation import Explanation
+from pyengine.scheduler.recording import RecordingError
+from pyengine.scheduler.replay import Change, likely_changes
+from pyengine.scheduler.replay import what_if as run_what_ifs
+from pyengine.scheduler.stats import EngineStats
+from pyengine.scheduler.trace import save_trace
 from pyengine.step_probe import check_itl_limit
 from pyengine.text import Tokenizer
 
+MAX_CALLS_REPLAYED_UNASKED = 20_000  # two a step: about a second of simulation for each what-if
 IDLE_SLEEP_S = 0.005  # at a time, while everyone waits for something other than a pass
 MAX_THREADS = 4096  # more than any machine has; beyond its processors a number changes nothing
 
@@ -272,6 +279,68 @@ class Engine:
         """End this very request if it has not ended; its id may be another's by now."""
         with self._lock:
             self._end(submitted, "abort", None)
+
+    # Why, and how well -----------------------------------------------------------------------------------------------
+
+    def explain(self, request_id: str, index: int = 0, *, what_if: bool | Sequence[Change] = True) -> Explanation:
+        """Why a request waited: the latest with this id, running or ended; print it, or take its data.
+
+        Args:
+            index: which of its n completions.
+            what_if: other settings, such as `{"kv_blocks": 1.15, "max_num_seqs": 128}`, of which a replay is to tell by
+                how much earlier it would have started. True: a few that are likely to matter, if the replay is short.
+
+        Never raises for an id: of one that is not known, or no more, the answer says so.
+        """
+        with self._lock:
+            log = self._scheduler.log
+            answers = log.explain_id(request_id, time.monotonic_ns())
+            answer = next((one for one in answers if one.index == index), None)
+            if answer is None:
+                raise InvalidRequest(
+                    f"index is {index!r}; request {request_id!r} has {len(answers)} completions.",
+                    field="index",
+                    value=index,
+                    limit=len(answers) - 1,
+                )
+            key, recorder = log.key_of(request_id, index), self._scheduler.recorder
+            if what_if is False or key is None or recorder is None:
+                return answer
+            if what_if is True and (answer.queue_ns == 0 or recorder.num_calls > MAX_CALLS_REPLAYED_UNASKED):
+                return answer
+            try:
+                recording = recorder.recording(key)
+            except RecordingError as error:
+                return dataclasses.replace(answer, notes=(*answer.notes, f"No what-ifs: {error}"))
+        # Others may go on while this is simulated.
+        changes = likely_changes(recording.config) if what_if is True else list(what_if)
+        found = run_what_ifs(recording, key, changes)
+        problems = {one.problem for one in found}
+        if len(problems) == 1 and None not in problems:
+            return dataclasses.replace(answer, notes=(*answer.notes, f"No what-ifs: {problems.pop()}"))
+        return dataclasses.replace(answer, what_ifs=tuple(found))
+
+    def stats(self) -> EngineStats:
+        """The fleet: what all waiting was for, how full batch and KV pool are, what preemption costs, step times."""
+        with self._lock:
+            model = self._scheduler.step_time
+            return self._scheduler.log.stats(time.monotonic_ns(), step_model=model.summary())
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what the decision log still holds in the Chrome trace format, as Perfetto opens it."""
+        with self._lock:
+            save_trace(self._scheduler.log, path, time.monotonic_ns())
+
+    def save_recording(self, path: str | os.PathLike[str]) -> None:
+        """Write the recent calls as JSON lines that replay to the same plans. There is no text in it, and no token id.
+
+        Raises RecordingError if the engine was never idle within what is kept.
+        """
+        with self._lock:
+            recorder = self._scheduler.recorder
+            assert recorder is not None
+            recording = recorder.recording()
+        recording.save(path)
 
     # Generate, stream, chat ------------------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ NUM_STEPS = 9
 
 def decode_step_ms(backend: Backend, inputs: StepInputs, settings: SchedulerConfig) -> float:
     """Median time of a pass with one decode in ms; `backend` is started, and nothing else runs on it."""
-    scheduler = Scheduler(dataclasses.replace(settings, itl_limit_ms=None, ttft_limit_ms=None, max_batch_wait_ms=0))
+    settings = dataclasses.replace(settings, itl_limit_ms=None, ttft_limit_ms=None, max_batch_wait_ms=0)
+    scheduler = Scheduler(settings, records_calls=False)
     max_tokens, _ = scheduler.clamp_max_tokens(1, NUM_STEPS)
     request = Request("probe", [0], max_tokens)
     row = SamplingRow(SamplingParams(max_tokens=max_tokens, temperature=0.0), 0, (0,), frozenset())

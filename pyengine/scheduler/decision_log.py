@@ -85,10 +85,11 @@ class DecisionLog:
         if not self.enabled:
             return
         self.now_ns = now_ns
-        submit = self._submits.get(request.request_id)
-        if submit is None or request.index in submit.records or request.group is None:
-            submit = Submit(request.request_id, len(request.group.requests) if request.group else 1)
-            self._submits[request.request_id] = submit
+        siblings = (request,) if request.group is None else request.group.requests
+        if siblings[0].log is None:  # the first of its submit; an earlier one of this id is found no more
+            submit = self._submits[request.request_id] = Submit(request.request_id, len(siblings))
+        else:
+            submit = siblings[0].log.submit
         request.log = record = RequestRecord(request, submit, self.step)
         submit.records[request.index] = record
         self.live[record.key] = record
@@ -324,6 +325,12 @@ class DecisionLog:
             else unknown_request(request_id, index, f"{request_id}[{index}]", self._why_unknown())
             for index in range(submit.n)
         )
+
+    def key_of(self, request_id: str, index: int) -> int | None:
+        """The arrival_seq of one of the sequences of the latest submit of this id; None if it is not known."""
+        submit = self._submits.get(request_id)
+        record = None if submit is None else submit.records.get(index)
+        return None if record is None else record.key
 
     def stats(self, now_ns: int | None = None, *, step_model: Mapping[str, Any] | None = None) -> EngineStats:
         """The fleet: what all waiting was for, how full batch and pool are. O(live requests + num_steps)."""

@@ -15,7 +15,7 @@ MAX_NAMES_IN_TEXT = 5
 
 # What a request waits for, in words, and the unit of need and have ("": it has no numbers).
 WAITS_FOR: dict[Reason, tuple[str, str]] = {
-    Reason.MID_STEP: ("the step that was running to end", ""),
+    Reason.MID_STEP: ("the next step to begin", ""),
     Reason.MAX_SEQS: ("a seat in the batch", "seats"),
     Reason.TOKEN_BUDGET: ("tokens of a step", "tokens"),
     Reason.LATENCY_LIMIT: ("tokens that the inter-token limit leaves", "tokens"),
@@ -269,7 +269,7 @@ def explain_request(
         if parts_ns[index] or reason is waits_for
     ]
     parts.sort(key=lambda part: -part.wait_ns)
-    age = f"{(now_ns - facts.arrival_ns) / 1e9:.3f} s after its arrival"
+    age = f"{_seconds((now_ns - facts.arrival_ns) / 1e9)} after its arrival"
     notes = () if facts.finished_ns is not None else (f"It has not ended; this is what is known {age}.",)
     return Explanation(
         request_id=record.submit.request_id,
@@ -358,6 +358,8 @@ def _part(record: RequestRecord, reason: Reason, wait_ns: int, queue_ns: int) ->
 
 
 def _seconds(seconds: float) -> str:
+    if 0 < seconds < 1e-4:
+        return f"{seconds * 1e6:.3f} us"
     return f"{seconds * 1e3:.3f} ms" if 0 < seconds < 0.1 else f"{seconds:.3f} s"
 
 

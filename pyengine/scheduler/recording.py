@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ VERSION = 1
 NUM_ROWS = 65_536
 MAX_HASHES = 262_144
 MAX_BLOCKS = 2**24  # of one request in a file
-_STARTS = 8  # a clean start is noted at most once in so many parts of the memory
+_STARTS = 32  # a clean start is noted at most once in so many parts of the memory
 
 State = dict[str, Any]
 """What a scheduler knows while nobody is there; JSON-able but for "block_hashes", a list of bytes."""
@@ -172,7 +173,7 @@ class Recording:
             request.key: request for event in self.events if isinstance(event, Arrival) for request in event.requests
         }
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON lines. Raises RecordingError if a policy is an object of the user's, which has no text."""
         lines = list(_lines(self))
         with open(path, "w", encoding="ascii") as file:
@@ -180,9 +181,9 @@ class Recording:
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     @classmethod
-    def load(cls, path: str | Path) -> Recording:
+    def load(cls, path: str | os.PathLike[str]) -> Recording:
         """Read what `save` wrote. Raises RecordingError, naming file, line and value, for anything else."""
-        return _Reader(path).read()
+        return _Reader(Path(path)).read()
 
 
 # ---- While the scheduler runs
@@ -337,6 +338,11 @@ class Recorder:
             self._keep_hashes_few()
 
     # ---- What can be asked
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that are kept."""
+        return self._number - self._oldest
 
     def recording(self, key: int | None = None) -> Recording:
         """All that is kept from the oldest clean start on; with `key`, from the last one before that request arrived.

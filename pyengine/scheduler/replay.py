@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyengine.config import SchedulerConfig
+from pyengine.config import MAX_BATCHED_TOKENS, SchedulerConfig
 from pyengine.errors import InvalidRequest, PyEngineError
 from pyengine.request import Request
 from pyengine.scheduler.clean_state import restore
@@ -131,6 +131,41 @@ class WhatIf:
     first_token_delta_ns: int | None = None
     problem: str | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON-able data."""
+        return {
+            "change": dict(self.change),
+            "start_delta_ns": self.start_delta_ns,
+            "first_token_delta_ns": self.first_token_delta_ns,
+            "problem": self.problem,
+        }
+
+    def __str__(self) -> str:
+        change = ", ".join(
+            f"{value - 1:+.0%} KV blocks" if name == "kv_blocks" else f"{name} = {value!r}"
+            for name, value in self.change.items()
+        )
+        if self.start_delta_ns is None:
+            return f"{change}: not known. {self.problem}"
+        delta_s = abs(self.start_delta_ns) / 1e9
+        if delta_s < 0.0005:
+            return f"{change}: no earlier"
+        return f"{change}: started {delta_s:.3f} s {'earlier' if self.start_delta_ns < 0 else 'later'}"
+
+
+def likely_changes(config: SchedulerConfig) -> list[Change]:
+    """Changes that are worth asking for when nothing is known: more of each resource, and nobody passing."""
+    changes: list[Change] = [
+        {"kv_blocks": 1.15},
+        {"kv_blocks": 2.0},
+        {"max_num_batched_tokens": min(2 * config.max_num_batched_tokens, MAX_BATCHED_TOKENS)},
+    ]
+    if 2 * config.max_num_seqs <= config.max_num_batched_tokens:
+        changes.append({"max_num_seqs": 2 * config.max_num_seqs})
+    if config.packing == "best_fit":
+        changes.append({"packing": "none"})
+    return changes
+
 
 def what_if(
     source: Recording | Recorder, key: int, changes: Sequence[Change], *, model: StepTimeModel | None = None
@@ -212,7 +247,7 @@ def _first_times(recording: Recording, config: SchedulerConfig, model: StepTimeM
 
 def _check_policies(config: SchedulerConfig) -> None:
     """Raise RecordingError for a policy that is an object: a replay would change what the live engine knows."""
-    for name in ("order", "packing", "capacity"):
+    for name in ("order", "packing", "capacity", "victim"):
         policy = getattr(config, name)
         if not isinstance(policy, (str, type)):
             raise RecordingError(f"{name} is {policy!r}, an object of your own that is in use; give its class instead.")
@@ -279,7 +314,9 @@ class _ExactRun(_Run):
         super().__init__(recording, recording.config)
         self._now_ns = recording.start_ns
         step_time = StepTimeModel.from_dict(recording.state["step_time"])
-        self._scheduler = Scheduler(recording.config, clock=lambda: self._now_ns, step_time=step_time)
+        self._scheduler = Scheduler(
+            recording.config, clock=lambda: self._now_ns, step_time=step_time, records_calls=False
+        )
         self._plan: StepPlan | None = None
         _restore(self._scheduler, recording)
 
@@ -313,7 +350,7 @@ class _ExactRun(_Run):
         elif isinstance(event, Pause):
             _pause(scheduler, event)
         else:
-            scheduler._cache.clear()
+            scheduler.clear_prefix_cache()
         return None
 
     def _begin(self, event: Begin) -> str | None:
@@ -407,7 +444,7 @@ class _VirtualRun(_Run):
         elif isinstance(event, Pause):
             _pause(scheduler, event)
         elif isinstance(event, Clear):
-            scheduler._cache.clear()
+            scheduler.clear_prefix_cache()
         self.engine.look_again()
 
 

@@ -19,11 +19,13 @@ from pyengine.request import Request, RequestGroup, RequestState, move
 from pyengine.scheduler.admission import Admission
 from pyengine.scheduler.batching import BATCHINGS, Batching
 from pyengine.scheduler.capacity import CAPACITIES, Capacity
+from pyengine.scheduler.clean_state import capture
 from pyengine.scheduler.decision_log import DecisionLog
 from pyengine.scheduler.latency import Latency, StepTimeLimit, estimate_ttft_ns, retry_after_ns
 from pyengine.scheduler.order import ORDERS, Order, WaitingQueue
 from pyengine.scheduler.packing import PACKINGS, Packing, StrictOrder
 from pyengine.scheduler.plan import PlanDraft, StepPlan
+from pyengine.scheduler.recording import Recorder
 from pyengine.scheduler.step_time import StepFeatures, StepTimeModel, step_features
 from pyengine.scheduler.verdict import Reason
 from pyengine.scheduler.victim import VICTIMS, Cheapest, Victim
@@ -71,6 +73,7 @@ class Scheduler:
 
     Attributes:
         log: what was decided and why.
+        recorder: the latest calls, to be replayed; None without `records_calls`.
         step_time: the model of a step's duration.
         policy_faults: how often a policy of the user's broke its rules, by its name.
     """
@@ -82,6 +85,7 @@ class Scheduler:
         *,
         step_time: StepTimeModel | None = None,
         log: DecisionLog | None = None,
+        records_calls: bool = True,
         model_id: str = "",
     ) -> None:
         self.config = config
@@ -119,6 +123,7 @@ class Scheduler:
         self._paused_for: Reason | None = None
         self._wake_ns: int | None = None
         self._num_arrived = 0
+        self.recorder = Recorder(config, self.step_time, state=lambda: capture(self)) if records_calls else None
 
     # ---- What may come in
 
@@ -189,6 +194,8 @@ class Scheduler:
             self._waiting.add(request, now_ns)
             if request.ttft_limit_ns is not None:
                 heappush(self._deadlines, (now_ns + request.ttft_limit_ns, request.arrival_seq, request))
+        if self.recorder is not None:
+            self.recorder.arrived(requests, now_ns)
 
     def abort(self, request: Request, reason: str = "abort") -> bool:
         """End `request` in whatever state it is, and free all it holds; False if it had ended before.
@@ -199,7 +206,10 @@ class Scheduler:
             raise ValueError(f"{request!r} was never added.")
         if request.is_finished:
             return False
-        self._finish(request, reason, self._now())
+        now_ns = self._now()
+        self._finish(request, reason, now_ns)
+        if self.recorder is not None:
+            self.recorder.aborted(request, reason, now_ns)
         return True
 
     def hold(self, request: Request, cause: str, until_ns: int) -> None:
@@ -214,6 +224,8 @@ class Scheduler:
         move(request, RequestState.HELD, now_ns)
         self._held[request] = until_ns
         self.log.held(request, cause, now_ns)
+        if self.recorder is not None:
+            self.recorder.held(request, until_ns, now_ns)
 
     def wake(self, request: Request) -> bool:
         """Let a held request wait for its start again; False if it is not held."""
@@ -224,6 +236,8 @@ class Scheduler:
         move(request, RequestState.WAITING, now_ns)
         self._waiting.add(request, now_ns)
         self.log.woken(request, now_ns)
+        if self.recorder is not None:
+            self.recorder.woken(request, now_ns)
         return True
 
     def pause(self, reason: Reason = Reason.PAUSED) -> None:
@@ -231,10 +245,20 @@ class Scheduler:
         if reason not in (Reason.PAUSED, Reason.DRAIN):
             raise ValueError(f"reason is {reason!r}; it must be PAUSED or DRAIN.")
         self._paused_for = reason
+        if self.recorder is not None:
+            self.recorder.paused(reason.name, self._now())
 
     def resume(self) -> None:
         """End a `pause`."""
         self._paused_for = None
+        if self.recorder is not None:
+            self.recorder.paused(None, self._now())
+
+    def clear_prefix_cache(self) -> None:
+        """Forget all KV that no running request holds."""
+        self._cache.clear()
+        if self.recorder is not None:
+            self.recorder.cleared(self._now())
 
     # ---- One step
 
@@ -263,6 +287,8 @@ class Scheduler:
         if not plan.is_empty:
             self._in_flight = _InFlight(plan, features, now_ns)
             self._advance(plan, now_ns)
+        if self.recorder is not None:
+            self.recorder.scheduled(plan, now_ns)
         return plan
 
     def commit(
@@ -302,6 +328,8 @@ class Scheduler:
             if request.state is RequestState.DECODE and request.num_output_tokens == request.max_tokens:
                 self._finish(request, "length", now_ns)
         self.log.committed(plan.step, now_ns)
+        if self.recorder is not None:
+            self.recorder.committed(plan, finish_reasons, now_ns)
 
     def next_wake_ns(self) -> int | None:
         """After an empty plan: when something may happen although nobody comes; None: nothing will."""
@@ -551,6 +579,8 @@ class Scheduler:
         if reason in ("stop", "length"):
             self._capacity.ended(request)
         self.log.ended(request, now_ns)
+        if self.recorder is not None:
+            self.recorder.ended(request)
 
     def _take_out(self, request: Request) -> None:
         """Take `request` out of its container and its blocks back."""

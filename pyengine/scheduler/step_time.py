@@ -245,6 +245,15 @@ class StepTimeModel:
 
     # ---- To and from plain data
 
+    def summary(self) -> dict[str, Any]:
+        """What is worth showing: coefficients by name, how many steps they rest on, the margins."""
+        return {
+            "coefficients": dict(zip(COEFFICIENTS, self.coefficients, strict=True)),
+            "is_fitted": self.is_fitted,
+            "num_observed": self.num_observed,
+            "margins": list(self._margins),
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """The whole state as JSON-able data; a model made from it goes on exactly as this one."""
         return {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Reason(Enum):
     """What a request waits for; each has one cause that somebody could change.
 
-    MID_STEP: the next step; it arrived while one was running.
+    MID_STEP: the next step to begin; it arrived since the last one did.
     MAX_SEQS: a seat. TOKEN_BUDGET: tokens of this step. LATENCY_LIMIT: tokens that an inter-token limit leaves.
     KV_NOW: free KV blocks. KV_PEAK: KV blocks that running requests will, or are expected to, need later.
     WOULD_DELAY_HEAD: it fits, but would move the reserved start of the head, which does not fit.

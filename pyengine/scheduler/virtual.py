@@ -78,7 +78,9 @@ class VirtualEngine:
         log: DecisionLog | None = None,
     ) -> None:
         self.now_ns = start_ns
-        self.scheduler = Scheduler(config, clock=lambda: self.now_ns, step_time=scheduler_step_time, log=log)
+        self.scheduler = Scheduler(
+            config, clock=lambda: self.now_ns, step_time=scheduler_step_time, log=log, records_calls=False
+        )
         self.finished: list[Request] = []
         self.refused: list[tuple[Request, PyEngineError, int]] = []
         self.steps = StepLog() if keep_steps else None

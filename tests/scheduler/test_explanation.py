@@ -76,7 +76,7 @@ def test_a_blocked_head_is_told_what_it_needed_what_there_was_and_who_passed() -
         "  waited 17.000 ms for\n"
         "     15.000 ms  88.2%  kv_peak   KV blocks, now or when running requests grow: "
         "need 30 blocks, had 20 (6 to 20)\n"
-        "      2.000 ms  11.8%  mid_step  the step that was running to end\n"
+        "      2.000 ms  11.8%  mid_step  the next step to begin\n"
         "  passed by C, D, E, F, G (+2)\n"
         "  reserved start: step 4, never moved"
     )
@@ -168,6 +168,36 @@ def test_a_reserved_start_that_becomes_later_is_told_and_an_earlier_one_is_not_a
     assert driven.log.stats().num_reservation_moves == 2
 
 
+def test_a_reservation_ends_with_the_start_and_the_next_one_after_a_preemption_is_another() -> None:
+    driven = DrivenLog()
+    head = driven.arrive("A")
+    driven.begin()
+    driven.log.reserved(head, 3)
+    driven.begin()
+    driven.start(head)
+    driven.plan()
+    driven.commit()
+    driven.begin()
+    driven.preempt(head)
+    driven.log.reserved(head, 90)
+    explained = driven.log.explain(head)
+    assert (explained.num_reservations, explained.num_reservation_moves) == (2, 0)
+
+
+def test_one_that_shares_is_told_the_first_and_the_last_that_were_in_the_way() -> None:
+    driven = DrivenLog()
+    first, second, last = (driven.arrive(name) for name in "ABC")
+    for head in (first, second):
+        driven.begin()
+        driven.log.waits(head, Verdict(Reason.KV_NOW, 9, 4))
+        driven.log.rest_waits(Reason.BEHIND_HEAD, head)
+    driven.at(1)
+    driven.end(last, "abort")
+    part = driven.log.explain(last).part(Reason.BEHIND_HEAD)
+    assert part is not None
+    assert (part.by, part.first_step) == (("A", "B"), 0)
+
+
 def test_a_reservation_is_void_when_another_one_is_the_head_and_begins_anew_afterwards() -> None:
     driven = DrivenLog()
     head, better, best = driven.arrive("A"), driven.arrive("B"), driven.arrive("C")
@@ -212,6 +242,16 @@ def test_the_latest_submit_of_an_id_is_explained() -> None:
     driven.arrive("A", num_tokens=7)
     (explained,) = driven.log.explain_id("A")
     assert (explained.state, explained.num_prompt_tokens) == ("waiting", 7)
+
+
+def test_an_id_that_comes_again_while_some_of_its_first_submit_are_known_is_another_submit() -> None:
+    driven = DrivenLog(num_ended=1)
+    first = driven.arrive("A", n=2)
+    driven.end(first, "abort")
+    driven.end(driven.arrive("B"), "abort")
+    driven.arrive("A", n=3)
+    assert [one.label for one in driven.log.explain_id("A")] == ["A[0]", "A[1]", "A[2]"]
+    assert [one.state for one in driven.log.explain_id("A")] == ["waiting"] * 3
 
 
 def test_those_that_left_the_ring_are_unknown_by_id_and_say_so() -> None:

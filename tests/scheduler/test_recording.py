@@ -162,7 +162,7 @@ def test_memory_is_fixed_and_the_oldest_is_dropped() -> None:
         recording = recorder.recording()
         assert len(recording.events) <= 70
         assert sum(len(request.block_ids) for request in recording.requests().values()) <= 30
-        assert len(recorder._starts) <= 10
+        assert len(recorder._starts) <= 36
     assert 190 in recording.requests()
     with pytest.raises(RecordingError, match="number 3 is not among the last"):
         recorder.recording(3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,15 @@ from pyengine.scheduler.order import Fifo
 from pyengine.scheduler.recording import Arrival, Begin, Recorder, Recording, RecordingError
 from pyengine.scheduler.replay import PlanRecord, plan_record, replay, what_if
 from pyengine.scheduler.step_time import StepTimeModel
-from pyengine.scheduler.verdict import Reason
 from pyengine.scheduler.virtual import VirtualEngine
 
 MODEL = StepTimeModel((5e6, 30_000.0, 10_000.0, 35.0, 0.0))
 
 
 class RecordedScheduler(Scheduler):
-    """A scheduler that tells a recorder what it is asked."""
+    """A scheduler that keeps what it planned, and a recording of a size that a test can fill."""
+
+    recorder: Recorder
 
     def __init__(self, *args: Any, num_rows: int = 65536, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -37,52 +38,11 @@ class RecordedScheduler(Scheduler):
     def add(self, requests: Sequence[Request]) -> None:
         super().add(requests)
         self.key_of.update((request, request.arrival_seq) for request in requests)
-        self.recorder.arrived(requests, self._last_now_ns)
-
-    def abort(self, request: Request, reason: str = "abort") -> bool:
-        done = super().abort(request, reason)
-        if done:
-            self.recorder.aborted(request, reason, self._last_now_ns)
-        return done
-
-    def hold(self, request: Request, cause: str, until_ns: int) -> None:
-        super().hold(request, cause, until_ns)
-        self.recorder.held(request, until_ns, self._last_now_ns)
-
-    def wake(self, request: Request) -> bool:
-        done = super().wake(request)
-        if done:
-            self.recorder.woken(request, self._last_now_ns)
-        return done
-
-    def pause(self, reason: Reason = Reason.PAUSED) -> None:
-        super().pause(reason)
-        self.recorder.paused(reason.name, self._last_now_ns)
-
-    def resume(self) -> None:
-        super().resume()
-        self.recorder.paused(None, self._last_now_ns)
-
-    def clear_cache(self) -> None:
-        self._cache.clear()
-        self.recorder.cleared(self._last_now_ns)
 
     def schedule(self) -> StepPlan:
         plan = super().schedule()
         self.plans.append(plan_record(plan, self.key_of))
-        self.recorder.scheduled(plan, self._last_now_ns)
         return plan
-
-    def commit(
-        self, plan: StepPlan, token_ids: Sequence[int | None], finish_reasons: Mapping[int, str] | None = None
-    ) -> None:
-        super().commit(plan, token_ids, finish_reasons or {})
-        if not plan.is_empty:
-            self.recorder.committed(plan, finish_reasons or {}, self._last_now_ns)
-
-    def _finish(self, request: Request, reason: str, now_ns: int) -> None:
-        super()._finish(request, reason, now_ns)
-        self.recorder.ended(request)
 
 
 def random_config(rng: random.Random) -> SchedulerConfig:
@@ -126,7 +86,7 @@ class Load:
                 self.step()
             self.pass_time(self.rng.choice([10, 10**9]))
             if self.rng.random() < 0.1:
-                self.scheduler.clear_cache()
+                self.scheduler.clear_prefix_cache()
 
     def arrive(self) -> None:
         rng, config = self.rng, self.scheduler.config
