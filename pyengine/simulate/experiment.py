@@ -73,14 +73,23 @@ class Experiment:
         return self.source.num_requests if isinstance(self.source, Generator) else len(self.source.requests)
 
     def base_settings(self) -> dict[str, Any]:
-        """Settings of SchedulerConfig for the device, with `settings` on top."""
-        profile = self.setup.profile
-        device = {
+        """Settings of SchedulerConfig for device and workload, with `settings` on top.
+
+        Prefixes are cached where the workload has any. Where it has none only a preempted request could find anything,
+        its own blocks, and to look would take a quarter of the time.
+        """
+        source, profile = self.source, self.setup.profile
+        if isinstance(source, Generator):
+            has_prefixes = source.num_prefixes > 0
+        else:
+            has_prefixes = any(request.prefix_keys for request in source.requests)
+        defaults = {
             "num_blocks": profile.num_blocks,
             "block_size": profile.block_size,
             "max_context": profile.max_context,
+            "prefix_caching": has_prefixes,
         }
-        return {**device, **self.settings}
+        return {**defaults, **self.settings}
 
     def check(self) -> None:
         """Raise InvalidRequest if a policy is not one that the scheduler has."""

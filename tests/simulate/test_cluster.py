@@ -204,6 +204,15 @@ def test_an_experiment_is_the_same_in_one_process_and_in_two(setup: Setup) -> No
     assert [facts(result) for result in experiment.run_all(2)] == [facts(result) for result in results]
 
 
+def test_prefixes_are_cached_where_there_are_any_unless_a_policy_says_otherwise(setup: Setup) -> None:
+    on, off = Policy("on", {"prefix_caching": True}), Policy("plain")
+    for source, expected in ((small_generator(num_prefixes=2), True), (small_generator(), False)):
+        for given in (source, source.workload(0)):
+            base = Experiment(given, (off,), setup, SETTINGS).base_settings()
+            assert off.config(base).prefix_caching is expected
+            assert on.config(base).prefix_caching
+
+
 def asked(number: int, prompt_tokens: int = 100, *keys: int) -> SimRequest:
     return SimRequest(0, prompt_tokens, 1, ((number, prompt_tokens),), keys)
 
