@@ -60,3 +60,17 @@ def test_a_verdict_holds_until_the_request_starts() -> None:
     explained: Explanation = world.explain(0)
     assert explained.wait_ns == {Reason.TOKEN_BUDGET: 10}
     assert explained.queue_ns == world.requests[0].queue_ns == 10
+
+
+def test_one_that_was_held_and_woken_waits_for_what_a_step_finds_again() -> None:
+    world = OneByOne()
+    world.arrive()
+    world.arrive()
+    world.disturb(1)
+    world.pass_time(5)
+    world.disturb(1)
+    world.pass_time(1)
+    world.step([4, 0], Reason.PAUSED)
+    world.pass_time(20)
+    world.check()
+    assert world.explain(1).wait_ns == {Reason.MAX_SEQS: 20, Reason.HELD: 5, Reason.MID_STEP: 1}

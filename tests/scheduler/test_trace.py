@@ -194,6 +194,31 @@ def test_a_reason_that_changes_all_the_time_is_drawn_as_one_slice() -> None:
     ]
 
 
+def test_one_of_which_the_ring_has_nothing_is_drawn_with_what_it_waits_for_now() -> None:
+    driven = DrivenLog(num_records=4)
+    own, shares = driven.arrive("A"), driven.arrive("B")
+    driven.begin()
+    driven.log.waits(own, Verdict(Reason.KV_NOW, 7, 3))
+    driven.log.rest_waits(Reason.BEHIND_HEAD, own)
+    driven.at(10)
+    for name in "CDEF":
+        driven.end(driven.arrive(name), "abort")
+    driven.at(15)
+    trace = chrome_trace(driven.log, driven.now_ns)
+    check_format(trace)
+    assert slices(trace, REQUESTS, own.arrival_seq) == [("kv_now", 0, 5000)]
+    assert slices(trace, REQUESTS, shares.arrival_seq) == [("behind_head", 0, 5000)]
+    driven.begin()
+    driven.log.rest_waits(Reason.PAUSED)
+    driven.at(17)
+    trace = chrome_trace(driven.log, driven.now_ns)
+    check_format(trace)
+    assert slices(trace, REQUESTS, shares.arrival_seq) == [
+        ("waiting (why is no longer in the log)", 0, 5000),
+        ("paused", 5000, 2000),
+    ]
+
+
 def test_a_trace_is_saved_as_json(tmp_path: Path) -> None:
     log = a_life().log
     save_trace(log, tmp_path / "x.json")
