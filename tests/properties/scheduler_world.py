@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from pyengine.config import SchedulerConfig
+from pyengine.kv_cache.block_hashes import extend_hashes, root_hash
 from pyengine.request import LEGAL_MOVES, QUEUED_STATES, Request, RequestState
 from pyengine.scheduler import Scheduler, StepPlan
 from pyengine.scheduler.capacity import Guaranteed
@@ -91,6 +92,9 @@ class Device:
         stored = [slot for block in row.table for slot in self.kv[block]]
         assert stored[:count] == values, f"{row.request!r} reads a wrong KV"
         return next_token(values[-1], row.request.index) if row.samples else None
+
+
+Before = dict[Request, tuple[RequestState, int]]  # state and computed tokens of each before the step
 
 
 @dataclass
@@ -250,26 +254,50 @@ class World:
             assert block not in free
             assert pool.refcount(block) <= 1
 
-    def check_plan(self, plan: StepPlan, before: dict[Request, tuple[RequestState, int]]) -> None:
-        """Budget; 1 <= scheduled <= known - computed; every decode is in the plan and has its token."""
-        assert sum(plan.num_new_tokens) == plan.num_tokens <= self.config.max_num_batched_tokens
+    def check_plan(self, plan: StepPlan, before: Before) -> None:
+        """All that is true of a plan by itself."""
+        self.check_budget(plan)
+        self.check_seats(plan)
+        self.check_chunks(plan, before)
+        self.check_decodes(plan, before)
+        self.check_progress(plan)
+
+    def check_budget(self, plan: StepPlan) -> None:
+        """The tokens of a pass, counted from its inputs, are those of the plan and at most max_num_batched_tokens."""
+        rows = [] if self.in_flight is None else self.in_flight.rows
+        assert sum(row.num_new for row in rows) == plan.num_tokens <= self.config.max_num_batched_tokens
+
+    def check_seats(self, plan: StepPlan) -> None:
+        """At most max_num_seqs run, each once in the plan."""
         assert len(set(plan.requests)) == len(plan.requests) <= self.config.max_num_seqs
-        decodes = [request for request, (state, _) in before.items() if state is RequestState.DECODE]
-        assert set(decodes) <= {*plan.requests, *plan.preempted}
-        # One that shares more when it comes back than it did before may fit again at once.
-        resumed = set(plan.preempted) & set(plan.requests)
-        assert resumed <= set(plan.joined)
-        assert not resumed or self.config.prefix_caching
+        assert self.scheduler.num_running <= self.config.max_num_seqs
+
+    def check_chunks(self, plan: StepPlan, before: Before) -> None:
+        """1 <= scheduled <= known - computed; who has no token left to compute samples; a prefix is never all."""
         for row_index, request in enumerate(plan.requests):
             computed, new = plan.num_computed[row_index], plan.num_new_tokens[row_index]
             assert 1 <= new <= request.num_tokens - computed
             assert plan.samples[row_index] == (computed + new == request.num_tokens)
             if request not in plan.joined:
                 assert computed == before[request][1]
-            if request in plan.joined and not self.config.prefix_caching:
+            elif not self.config.prefix_caching:
                 assert computed < request.num_prompt_tokens
+
+    def check_decodes(self, plan: StepPlan, before: Before) -> None:
+        """Every decode that was not preempted has exactly one token in the plan."""
+        decodes = [request for request, (state, _) in before.items() if state is RequestState.DECODE]
+        assert set(decodes) <= {*plan.requests, *plan.preempted, *(request for request, _ in plan.refused)}
+        # One that shares more when it comes back than it did before may fit again at once.
+        resumed = set(plan.preempted) & set(plan.requests)
+        assert resumed <= set(plan.joined)
+        assert not resumed or self.config.prefix_caching
         assert plan.num_decode_tokens == sum(1 for r in decodes if r in plan.requests and r not in resumed)
-        if any(state is not RequestState.FINISHED for state, _ in before.values()):
+        assert set(plan.requests[: plan.num_decode_tokens]) == {r for r in decodes if r not in plan.preempted}
+        assert plan.num_new_tokens[: plan.num_decode_tokens] == [1] * plan.num_decode_tokens
+
+    def check_progress(self, plan: StepPlan) -> None:
+        """While somebody is there something runs."""
+        if self.scheduler.has_unfinished:
             assert not plan.is_empty, "somebody waits, and nothing runs"
 
     def check_order(self, plan: StepPlan) -> None:
@@ -351,6 +379,73 @@ class World:
         if isinstance(capacity, Guaranteed):
             assert not plan.preempted
             assert capacity.forecast.peak() == self.peak_use() <= self.config.num_blocks
+
+
+class CachedWorld(World):
+    """A world that also looks into the cache: what is found, who shares it, and what it holds on the device."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.parents: dict[bytes, bytes | None] = {}
+        self.salts: dict[bytes, str] = {}
+        self.values: dict[bytes, list[int]] = {}
+        self.num_named: dict[Request, int] = {}
+
+    def check_structures(self) -> None:
+        super().check_structures()
+        self.check_index()
+        self.check_salts()
+
+    def finish_step(self, ends: dict[Request, str] | None = None) -> None:
+        super().finish_step(ends)
+        self.check_index()
+
+    def name_blocks(self) -> None:
+        """Hash all full blocks of known tokens, apart from the cache."""
+        size = self.config.block_size
+        for request in self.requests:
+            count = request.num_tokens // size
+            if self.num_named.get(request) == count:
+                continue
+            made: list[bytes] = []
+            extend_hashes(made, root_hash("", request.cache_salt), request.token_ids, count, size)
+            known = fingerprints(request.token_ids)
+            for i, block_hash in enumerate(made):
+                self.parents[block_hash] = made[i - 1] if i else None
+                self.salts[block_hash] = request.cache_salt
+                self.values[block_hash] = known[i * size : (i + 1) * size]
+            self.num_named[request] = count
+
+    def check_index(self) -> None:
+        """An index entry: the block holds exactly those tokens, with that salt. What is found is a tree; leaves first.
+
+        The blocks that the step in flight writes are none of them.
+        """
+        self.name_blocks()
+        pool = self.scheduler._cache.pool
+        place = {block: i for i, block in enumerate(pool.free_blocks())}
+        holders: dict[int, set[str]] = {}
+        for request in self.scheduler.running():
+            for block in request.block_table:
+                holders.setdefault(block, set()).add(request.cache_salt)
+        for block_hash, block in pool.keys.items():
+            assert self.device.kv[block] == self.values[block_hash], f"block {block} is found and holds something else"
+            assert holders.get(block, set()) <= {self.salts[block_hash]}
+            parent_hash = self.parents[block_hash]
+            if parent_hash is not None:
+                parent = pool.find(parent_hash)
+                assert parent is not None, "a block is found that nobody reaches"
+                assert parent not in place or place[block] < place[parent], "a parent goes before its leaf"
+        if self.in_flight is not None:
+            for block in self.device.blocks_written(self.in_flight.rows, self.in_flight.plan.copies):
+                assert block not in pool.keys.values(), "a block is found that the step in flight writes"
+
+    def check_salts(self) -> None:
+        """Each block is in the tables of one salt only."""
+        salts: dict[int, str] = {}
+        for request in self.scheduler.running():
+            for block in request.block_table:
+                assert salts.setdefault(block, request.cache_salt) == request.cache_salt
 
 
 def _reachable(state: RequestState) -> set[RequestState]:

@@ -8,79 +8,12 @@ from typing import Any
 import pytest
 
 from pyengine.config import SchedulerConfig
-from pyengine.kv_cache.block_hashes import extend_hashes, root_hash
 from pyengine.request import Request, RequestState
 from pyengine.scheduler import Reason
 
-from .scheduler_world import World, fingerprints
+from .scheduler_world import CachedWorld
 
 SIZE = 16
-
-
-class CachedWorld(World):
-    """A world that also looks into the cache: what is found, who shares it, and what it holds on the device."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.parents: dict[bytes, bytes | None] = {}
-        self.salts: dict[bytes, str] = {}
-        self.values: dict[bytes, list[int]] = {}
-        self.num_named: dict[Request, int] = {}
-
-    def check_structures(self) -> None:
-        super().check_structures()
-        self.check_index()
-        self.check_salts()
-
-    def finish_step(self, ends: dict[Request, str] | None = None) -> None:
-        super().finish_step(ends)
-        self.check_index()
-
-    def name_blocks(self) -> None:
-        """Hash all full blocks of known tokens, apart from the cache."""
-        for request in self.requests:
-            count = request.num_tokens // SIZE
-            if self.num_named.get(request) == count:
-                continue
-            made: list[bytes] = []
-            extend_hashes(made, root_hash("", request.cache_salt), request.token_ids, count, SIZE)
-            known = fingerprints(request.token_ids)
-            for i, block_hash in enumerate(made):
-                self.parents[block_hash] = made[i - 1] if i else None
-                self.salts[block_hash] = request.cache_salt
-                self.values[block_hash] = known[i * SIZE : (i + 1) * SIZE]
-            self.num_named[request] = count
-
-    def check_index(self) -> None:
-        """An index entry: the block holds exactly those tokens, with that salt. What is found is a tree; leaves first.
-
-        The blocks that the step in flight writes are none of them.
-        """
-        self.name_blocks()
-        pool = self.scheduler._cache.pool
-        place = {block: i for i, block in enumerate(pool.free_blocks())}
-        holders: dict[int, set[str]] = {}
-        for request in self.scheduler.running():
-            for block in request.block_table:
-                holders.setdefault(block, set()).add(request.cache_salt)
-        for block_hash, block in pool.keys.items():
-            assert self.device.kv[block] == self.values[block_hash], f"block {block} is found and holds something else"
-            assert holders.get(block, set()) <= {self.salts[block_hash]}
-            parent_hash = self.parents[block_hash]
-            if parent_hash is not None:
-                parent = pool.find(parent_hash)
-                assert parent is not None, "a block is found that nobody reaches"
-                assert parent not in place or place[block] < place[parent], "a parent goes before its leaf"
-        if self.in_flight is not None:
-            for block in self.device.blocks_written(self.in_flight.rows, self.in_flight.plan.copies):
-                assert block not in pool.keys.values(), "a block is found that the step in flight writes"
-
-    def check_salts(self) -> None:
-        """Each block is in the tables of one salt only."""
-        salts: dict[int, str] = {}
-        for request in self.scheduler.running():
-            for block in request.block_table:
-                assert salts.setdefault(block, request.cache_salt) == request.cache_salt
 
 
 def world(**settings: Any) -> CachedWorld:
