@@ -268,6 +268,156 @@ def simulate(
     return run_simulate(trace, policies, workload, device, report, long_from=long_from, jobs=jobs)
 
 
+bench = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(bench, name="bench")
+
+
+@bench.callback(
+    invoke_without_command=True,
+    epilog="Examples:\n\n"
+    "pyengine bench batching --quick\n\n"
+    "pyengine bench --save-profile mine.json && pyengine simulate --profile mine.json",
+)
+def bench_profile(
+    context: typer.Context,
+    save_profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measure how long steps take with this model on this machine, and write the profile that "
+            "pyengine simulate --profile reads.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Model = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of the weights: auto, float32, float16 or bfloat16. Default: auto.", show_default=False),
+    ] = None,
+    num_threads: Annotated[
+        int | None, typer.Option(help="Threads. Default: every processor we may use.", show_default=False)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
+) -> None:
+    """Measure the engine on this machine: what batching gives and what it costs, and a profile for simulations."""
+    from pyengine.cli.process import exit_code_of
+
+    if context.invoked_subcommand is not None:
+        if save_profile is not None:
+            raise typer.BadParameter(
+                "it is a command of its own; leave the other one out.", param_hint="--save-profile"
+            )
+        return
+    if save_profile is None:
+        raise typer.BadParameter("name a command or give --save-profile FILE.")
+    settings = {"dtype": dtype, "num_threads": num_threads}
+
+    def run() -> int:
+        from pyengine.cli.bench import run_save_profile
+
+        given = {name: value for name, value in settings.items() if value is not None}
+        return run_save_profile(model, given, save_profile, quick=quick)
+
+    raise typer.Exit(exit_code_of(run))
+
+
+@bench.command(
+    epilog="Examples:\n\n"
+    "pyengine bench batching --quick\n\n"
+    "pyengine bench batching --model smollm2-135m-instruct --seconds 30 --json numbers.json\n\n"
+    "Figures need the extra [bench]: pip install 'pyengine-llm[bench]'."
+)
+@command
+def batching(
+    model: Model = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One or two minutes instead of five to eight.")] = False,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="The report, one HTML page.", rich_help_panel=_OUTPUT)
+    ] = "batching.html",
+    numbers: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="All numbers.", rich_help_panel=_OUTPUT, show_default=False),
+    ] = None,
+    figures: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="The figures as SVG files too.", rich_help_panel=_OUTPUT, show_default=False
+        ),
+    ] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(help="The largest batch. Default: 64; quick: 32.", show_default=False)
+    ] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARTS",
+            help="Request rates, as parts of the capacity that is measured. Default: 0.3,0.5,0.7,0.8,0.9,1.0,1.1; "
+            "quick: 0.4,0.7,0.9,1.1.",
+            show_default=False,
+        ),
+    ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            "--policies",
+            "-p",
+            metavar="POLICIES",
+            help="Compared at each rate; written as for pyengine simulate. Default: static fifo fifo-predicted "
+            "best-fit.",
+            show_default=False,
+        ),
+    ] = None,
+    plane: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICIES", help="Compared at 90 % of the capacity. Default: twelve of them.", show_default=False
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="How long the requests of one run take to come at the full rate. Default: 4; quick: 1.5.",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Runs of each policy at 90 %. Default: 3; quick: 1.", show_default=False),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", "-s", help="The first seed. Default: 0.", show_default=False)
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. Default: auto.", show_default=False)] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of the weights: auto, float32, float16 or bfloat16. Default: auto.", show_default=False),
+    ] = None,
+    num_threads: Annotated[
+        int | None, typer.Option(help="Threads. Default: every processor we may use.", show_default=False)
+    ] = None,
+) -> int:
+    """Show what batching does on this machine: speed, latency, waiting and its reasons, for several policies."""
+    from pyengine.cli.bench import Files, plan_from, run_batching
+
+    plan = plan_from(
+        quick=quick,
+        max_batch=max_batch,
+        rates=rates,
+        policies=policies,
+        plane=plane,
+        seconds=seconds,
+        seeds=seeds,
+        seed=seed,
+    )
+    settings = {"device": device, "dtype": dtype, "num_threads": num_threads}
+    given = {name: value for name, value in settings.items() if value is not None}
+    return run_batching(model, given, plan, Files(output, numbers, figures))
+
+
 def _piped_prompt() -> list[str]:
     if _is_stdin_terminal():
         raise InvalidRequest(
