@@ -18,6 +18,8 @@ from pyengine.kv_cache.block_hashes import extend_hashes, root_hash
 from pyengine.request import LEGAL_MOVES, QUEUED_STATES, Request, RequestState
 from pyengine.scheduler import Scheduler, StepPlan
 from pyengine.scheduler.capacity import Guaranteed
+from pyengine.scheduler.decision_log import DecisionLog
+from pyengine.scheduler.step_time import StepTimeModel
 
 VOCABULARY = 50
 MAX_OUTPUTS = 300
@@ -113,11 +115,17 @@ class World:
     waited_ns: dict[Request, int] = field(default_factory=dict)
     in_flight: InFlight | None = None
     steps: int = 0
+    step_time: StepTimeModel | None = None
+    is_logged: bool = True
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.config, clock=lambda: self.now_ns)
+        log = DecisionLog(self.config, enabled=self.is_logged, num_steps=512, num_records=4096)
+        self.scheduler = self.make_scheduler(log)
         self.device = Device(self.config.num_blocks, self.config.block_size)
         self.last_states: dict[Request, RequestState] = {}
+
+    def make_scheduler(self, log: DecisionLog) -> Scheduler:
+        return Scheduler(self.config, clock=lambda: self.now_ns, step_time=self.step_time, log=log)
 
     def advance_clock(self, nanoseconds: int) -> None:
         """Let time pass."""
