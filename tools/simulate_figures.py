@@ -156,7 +156,7 @@ def azure(options: Options) -> None:
     """Conversation and code, sped up until the pool is tight or the device is nearly full."""
     for name, speed, long_from in (
         ("azure2023_conv_first2000.csv", 2.5, 2000),
-        ("azure2023_code_first2000.csv", 3.0, 4096),
+        ("azure2023_code_first2000.csv", 2.0, 4096),
     ):
         workload = scaled(read_trace(trace(options, name)).workload, speed)
         setup = replace(SETUP, long_from=long_from)
@@ -165,19 +165,20 @@ def azure(options: Options) -> None:
 
 
 def mooncake(options: Options) -> None:
-    """Long prompts on eight paper devices: policies, then routers with the prefixes that the trace's hashes tell."""
+    """Long prompts on twelve paper devices: policies, then routers with the prefixes that the trace's hashes tell."""
     profile = find_profile("l40s-8b")
     workload = read_trace(trace(options, "mooncake_conversation_first10min.csv")).workload
-    setup = Setup(profile, num_replicas=8, long_from=20_000)
+    setup = Setup(profile, num_replicas=12, long_from=20_000)
     policies = tuple(parse_policies("fifo best-fit q0.5:best-fit,capacity_quantile=0.5 oracle"))
     results = Experiment(workload, policies, setup, SETTINGS, router="least-work").run_all(options.jobs)
     show("mooncake", results, options)
     hashed = read_hash_ids(trace(options, "mooncake_conversation_first1000_hash_ids.jsonl"))
+    (policy,) = parse_policies("best-fit")
+    results = []
     for router in ("round-robin", "least-work", "prefix-affinity"):
-        (policy,) = parse_policies("best-fit")
         named = replace(policy, name=router)
-        results = Experiment(hashed, (named,), setup, SETTINGS, router=router).run_all()
-        show(f"mooncake-{router}", results, options)
+        results += Experiment(hashed, (named,), setup, SETTINGS, router=router).run_all()
+    show("mooncake-routers", results, options)
 
 
 def read_hash_ids(path: Path) -> Workload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -75,24 +76,31 @@ class LeastWork:
 
 
 class PrefixAffinity:
-    """The replica that got the longest prefix of this prompt last, unless it has much more to do than the others.
+    """The fewest unfinished tokens, less those of the prompt that it got before and may still have in its cache.
 
-    Much more: over twice the mean plus this request. Then, and without a known prefix, the least work, which becomes
-    the prefix's new home.
+    So a request follows its prefix until its home has more to do than others by more than the prefix would save. What
+    a replica has evicted meanwhile is not known here.
     """
 
     name = "prefix-affinity"
 
     def __init__(self) -> None:
-        self._home: dict[int, int] = {}
+        self._sent: dict[int, set[int]] = {}  # replicas that got a prompt with this prefix
 
     def choose(self, request: SimRequest, load: Load) -> int:
-        home = next((self._home[key] for key in reversed(request.prefix_keys) if key in self._home), None)
-        if home is None or load.tokens[home] > 2 * load.tokens.mean() + request.prompt_tokens:
-            home = load.least()
-        for key in request.prefix_keys:
-            self._home[key] = home
-        return home
+        keys = request.prefix_keys
+        work = load.tokens.copy()
+        shared = list(accumulate(length for _, length in request.segments[: len(keys)]))
+        counted: set[int] = set()
+        for key, num_tokens in zip(reversed(keys), reversed(shared), strict=True):
+            for replica in self._sent.get(key, ()):
+                if replica not in counted:
+                    counted.add(replica)
+                    work[replica] -= num_tokens
+        chosen = int(work.argmin())
+        for key in keys:
+            self._sent.setdefault(key, set()).add(chosen)
+        return chosen
 
 
 ROUTERS: dict[str, Callable[[], Router]] = {

@@ -14,6 +14,7 @@ from pyengine.request import Request
 from pyengine.scheduler.virtual import VirtualEngine
 from pyengine.simulate.cluster import Cluster, Setup, simulate
 from pyengine.simulate.experiment import Experiment
+from pyengine.simulate.lengths import Uniform
 from pyengine.simulate.policies import Policy, parse_policies
 from pyengine.simulate.results import Recorder, RunResult
 from pyengine.simulate.routers import ROUTERS, LeastWork, Load, PrefixAffinity, RoundRobin
@@ -229,22 +230,26 @@ def test_round_robin_takes_turns_and_least_work_the_emptiest() -> None:
     assert chosen == [0, 1, 2, 1, 2]
 
 
-def test_prefix_affinity_stays_with_the_longest_known_prefix_unless_that_is_overloaded() -> None:
+def test_prefix_affinity_follows_the_longest_prefix_until_that_costs_more_than_it_saves() -> None:
+    def prompt(*lengths: int) -> SimRequest:
+        segments = tuple((100 + i, length) for i, length in enumerate(lengths))
+        return SimRequest(0, sum(lengths), 1, (*segments, (1, 10)), tuple(100 + i for i in range(len(lengths))))
+
     router, load = PrefixAffinity(), Load(4)
     load.tokens[:] = [50, 0, 40, 60]
-    assert router.choose(asked(1, 10, 7), load) == 1
-    load.tokens[1] = 60
-    assert router.choose(asked(2, 10, 7, 8), load) == 1, "the home of its shorter prefix"
-    load.tokens[1] = 1000
-    assert router.choose(asked(3, 10, 7, 8), load) == 2, "its home has far more to do than the others"
-    load.tokens[1] = 0
-    assert router.choose(asked(4, 10, 7, 8), load) == 2, "that is its home from then on"
-    assert router.choose(asked(5, 10), load) == 1
+    assert router.choose(prompt(30), load) == 1, "nobody has it: the least work"
+    load.tokens[:] = [50, 69, 40, 60]
+    assert router.choose(prompt(30), load) == 1, "29 more to do, 30 saved"
+    load.tokens[1] = 71
+    assert router.choose(prompt(30, 500), load) == 2, "31 more to do, and it has only the first part"
+    load.tokens[:] = [0, 0, 400, 0]
+    assert router.choose(prompt(30, 500), load) == 2, "that has both parts now"
+    assert router.choose(prompt(), load) == 0
 
 
 def test_prefix_affinity_finds_more_in_the_caches_than_turns_do(setup: Setup) -> None:
-    setup = replace(setup, profile=small_profile(160), num_replicas=4)
-    workload = small_generator(num_prefixes=12, prefix_share=0.8, num_requests=200).workload(0)
+    setup = replace(setup, profile=small_profile(200), num_replicas=4)
+    workload = small_generator(prompt=Uniform(300, 500), num_prefixes=12, prefix_share=0.8, rate=15.0).workload(0)
     affine, turns = (run(workload, setup, router=router).cached_tokens for router in ("prefix-affinity", "round-robin"))
     assert affine > 1.3 * turns > 0
 
