@@ -121,8 +121,7 @@ class Admission:
         self._check(request)
         verdict, prefix = self._judge(request)
         if prefix is None or not verdict.starts:
-            self._log.waits(request, verdict, self.head)
-            self.is_final &= verdict.reason is not Reason.SHARED_PREFIX_PENDING
+            self._note_waits(request, verdict)
             if self.head is None:
                 self.stopped_by = verdict.reason if verdict.blocks_others else None
             return verdict
@@ -162,8 +161,7 @@ class Admission:
         """Whether `request` may start now although the head does not fit; noted in the log if not."""
         verdict, _ = self._judge(request)
         if not verdict.starts:
-            self._log.waits(request, verdict, self.head)
-            self.is_final &= verdict.reason is not Reason.SHARED_PREFIX_PENDING
+            self._note_waits(request, verdict)
         return verdict
 
     # ---- For the scheduler
@@ -200,16 +198,16 @@ class Admission:
         if prefix is None:
             return Verdict(Reason.SHARED_PREFIX_PENDING), None
         num_tokens = request.num_tokens - prefix.num_tokens
-        whole_in_step = draft.step if num_tokens <= draft.budget else None
+        whole_in_step = num_tokens <= draft.budget
         if self.head is None:
             return self._capacity.judge(request, prefix, whole_in_step, self.num_running), prefix
         return self._judge_passing(self.head, request, prefix, num_tokens, whole_in_step), prefix
 
     def _judge_passing(
-        self, head: Request, request: Request, prefix: Prefix, num_tokens: int, whole_in_step: int | None
+        self, head: Request, request: Request, prefix: Prefix, num_tokens: int, whole_in_step: bool
     ) -> Verdict:
         draft, reservation = self._draft, self.reservation
-        if whole_in_step is None:
+        if not whole_in_step:
             return Verdict(draft.bound_by or Reason.TOKEN_BUDGET, num_tokens, draft.budget)
         allowance = int(self.config.bypass_budget * head.num_prompt_tokens) - head.bypassed_tokens
         if num_tokens > allowance:
@@ -219,7 +217,7 @@ class Admission:
             return verdict
         if reservation is None:
             return Verdict(Reason.WOULD_DELAY_HEAD)
-        verdict = self._capacity.would_delay(reservation, request, whole_in_step)
+        verdict = self._capacity.would_delay(reservation, request)
         if not verdict.starts:
             return verdict
         blocks = self._cache.need_fresh(request, prefix)
@@ -228,6 +226,13 @@ class Admission:
             (self._cache.pool.num_free - blocks) / self.config.num_blocks,
         )
         return STARTS
+
+    def _note_waits(self, request: Request, verdict: Verdict) -> None:
+        by = self.head
+        if verdict.reason is Reason.SHARED_PREFIX_PENDING:
+            by = self._cache.waits_for(request)
+            self.is_final = False  # it may end without anybody coming or going
+        self._log.waits(request, verdict, by)
 
     def _check(self, request: Request) -> None:
         self._num_tries += 1

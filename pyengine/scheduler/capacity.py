@@ -11,7 +11,7 @@ from pyengine.config import SchedulerConfig
 from pyengine.kv_cache.blocks import last_horizon, need
 from pyengine.kv_cache.kv_cache import KVCache, Prefix
 from pyengine.request import Request
-from pyengine.scheduler.forecast import Charge, Forecast, decode_charge
+from pyengine.scheduler.forecast import Charge, Forecast, decode_charge, worst_charge
 from pyengine.scheduler.verdict import Reason, Verdict
 
 MIN_LENGTHS = 16  # below so many known outputs nothing is predicted
@@ -54,10 +54,10 @@ class Capacity:
         """Tokens that will get KV beyond the known ones, as far as this rule looks."""
         return last_horizon(request)
 
-    def judge(self, request: Request, prefix: Prefix, whole_in_step: int | None, num_running: int) -> Verdict:
+    def judge(self, request: Request, prefix: Prefix, whole_in_step: bool, num_running: int) -> Verdict:
         """Whether `request` may start beside `num_running` others, with `prefix` shared; need and have in blocks.
 
-        `whole_in_step` is the number of the present step if all tokens it knows are computed in it, else None.
+        `whole_in_step` tells whether all tokens it knows would be computed in this step, so that it then decodes.
         """
         raise NotImplementedError
 
@@ -69,9 +69,9 @@ class Capacity:
         bucket = self.forecast.first_room(self._config.num_blocks - needed, self._config.max_num_seqs - 1)
         return None if bucket is None else Reservation(bucket, needed)
 
-    def would_delay(self, reservation: Reservation, request: Request, step: int) -> Verdict:
-        """Whether starting `request` now, all of its tokens computed in `step`, would move `reservation`."""
-        charge = decode_charge(request.num_tokens, self.horizon(request), step, self._config.block_size)
+    def would_delay(self, reservation: Reservation, request: Request) -> Verdict:
+        """Whether starting `request` now, all of its tokens computed in this step, would move `reservation`."""
+        charge = worst_charge(request.num_tokens, self.horizon(request), self.forecast.bucket, self._config.block_size)
         assert charge.last_bucket is not None
         if charge.last_bucket < reservation.bucket:
             return Verdict(None)
@@ -149,7 +149,7 @@ class Optimistic(Capacity):
         super().__init__(cache, config)
         self.spare = int(config.watermark * config.num_blocks)
 
-    def judge(self, request: Request, prefix: Prefix, whole_in_step: int | None, num_running: int) -> Verdict:
+    def judge(self, request: Request, prefix: Prefix, whole_in_step: bool, num_running: int) -> Verdict:
         return _fits_now(self._cache, request, prefix, self.spare if num_running else 0)
 
 
@@ -162,7 +162,7 @@ class Guaranteed(Capacity):
 
     name = "guaranteed"
 
-    def judge(self, request: Request, prefix: Prefix, whole_in_step: int | None, num_running: int) -> Verdict:
+    def judge(self, request: Request, prefix: Prefix, whole_in_step: bool, num_running: int) -> Verdict:
         return _fits_later(self, request, whole_in_step)
 
 
@@ -183,7 +183,7 @@ class Predicted(Capacity):
     def horizon(self, request: Request) -> int:
         return max(0, self._lengths.expect(request, self._config.capacity_quantile) - request.num_output_tokens - 1)
 
-    def judge(self, request: Request, prefix: Prefix, whole_in_step: int | None, num_running: int) -> Verdict:
+    def judge(self, request: Request, prefix: Prefix, whole_in_step: bool, num_running: int) -> Verdict:
         verdict = _fits_now(self._cache, request, prefix, 0)
         if not verdict.starts or num_running == 0:
             return verdict
@@ -231,7 +231,7 @@ def _fits_now(cache: KVCache, request: Request, prefix: Prefix, spare: int) -> V
     return Verdict(None if needed <= usable else Reason.KV_NOW, needed, usable)
 
 
-def _fits_later(capacity: Capacity, request: Request, whole_in_step: int | None) -> Verdict:
+def _fits_later(capacity: Capacity, request: Request, whole_in_step: bool) -> Verdict:
     """Whether the forecast with `request`, which may grow to `need` blocks, leaves what a start has to leave free."""
     config, forecast = capacity._config, capacity.forecast
     horizon = capacity.horizon(request)
@@ -240,8 +240,8 @@ def _fits_later(capacity: Capacity, request: Request, whole_in_step: int | None)
     usable = most - forecast.peak()
     if final <= usable:
         return Verdict(None, final, usable)
-    if whole_in_step is not None:
-        charge = decode_charge(request.num_tokens, horizon, whole_in_step, config.block_size)
+    if whole_in_step:
+        charge = worst_charge(request.num_tokens, horizon, forecast.bucket, config.block_size)
         if forecast.peak_with(charge) <= most:
             return Verdict(None, final, final)
     return Verdict(Reason.KV_PEAK, final, usable)

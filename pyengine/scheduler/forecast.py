@@ -34,6 +34,16 @@ def decode_charge(num_tokens: int, horizon: int, step: int, block_size: int) -> 
     )
 
 
+def worst_charge(num_tokens: int, horizon: int, bucket: int, block_size: int) -> Charge:
+    """The charge of a request whose known tokens are all computed in some step of `bucket`, whichever that is.
+
+    At most a block more than the right one in any bucket; and as long as the bucket is the same, so is the answer.
+    """
+    first, last = bucket * block_size, (bucket + 1) * block_size - 1
+    early = decode_charge(num_tokens, horizon, first, block_size)
+    return Charge(early.final, early.offset, (last + horizon) // block_size)
+
+
 class Forecast:
     """The sum of the charges of all running requests.
 
@@ -129,7 +139,7 @@ class Forecast:
             return 0
         column = self._blocks[first : last + 1] + self._ramp[first : last + 1]
         column += charge.offset + self._first
-        column[-1] = self._blocks[last] + charge.final
+        np.minimum(column, self._blocks[first : last + 1] + charge.final, out=column)
         return int(column.max()) + self._prefill_blocks
 
     def most_seats(self, start: int) -> int:

@@ -202,6 +202,11 @@ class WaitingQueue:
         for lane in self._lanes.values():
             yield from lane
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the order changes only as `version` does: there is one lane at most."""
+        return len(self._lanes) <= 1
+
     def scan(self) -> Iterator[Request]:
         """Everyone in order. The one that was given last may leave the queue before the next is asked for."""
         if len(self._lanes) == 1:

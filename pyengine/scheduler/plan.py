@@ -25,7 +25,7 @@ class StepPlan:
         samples: whether the newest known token of the request is in this pass, so that it samples its next one.
         copies: (source block, destination block) pairs to be copied whole, in every layer, before the pass.
         joined: requests that started or resumed in this step.
-        preempted: requests that lost their KV in this step, to be resumed later.
+        preempted: requests that lost their KV in this step, to be resumed later, or even in it.
         refused: requests that were ended before they started, and why; also in a plan that is empty.
         num_decode_tokens / num_prefill_tokens: the sum of num_new_tokens, split by the state at the step's start.
     """

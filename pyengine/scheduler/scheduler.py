@@ -417,6 +417,7 @@ class Scheduler:
             return None
         closed_by = self._gate(draft, now_ns)
         if closed_by is not None:
+            self._fruitless = None
             self.log.rest_waits(closed_by)
             return closed_by
         state = (self._capacity.forecast.version, self._capacity.forecast.bucket, self._waiting.version)
@@ -446,7 +447,7 @@ class Scheduler:
         self._batching.admitted(admission.stopped_by)
         self._note_head(admission.head)
         self._fruitless = None
-        if admission.num_started == 0 and admission.is_final and is_ours:
+        if admission.num_started == 0 and admission.is_final and is_ours and self._waiting.is_fixed:
             head = admission.head
             waited_ns = 0 if head is None else head.queue_ns_at(now_ns)
             left_ns = admission.barrier_ns - waited_ns
