@@ -59,9 +59,11 @@ class Request:
         num_indexed_blocks: the first so many blocks of its table can be found by their hash.
         block_table: KV block of each run of block_size tokens; only appended to while it runs.
         group: the sequences of the same submit, None when it is alone.
+        step_times / first_decode_step: while it decodes, when the steps were committed, and the first that gave it a
+            token in this run.
         arrival_ns / arrival_seq: when it was accepted, and its number in the order of acceptance.
         started_ns: first admission to the batch. finished_ns: when it ended. Both None before.
-        token_times_ns: when each output token was committed.
+        settled_token_times_ns: when each output token was committed, those of the present run of decode steps left out.
         queue_ns: all time so far, up to the last change of state, in which it was accepted and not running.
         bypassed_tokens: prompt tokens of those that passed it while it was the head.
         num_preemptions: how often it lost its KV; num_recomputed_tokens: what that cost.
@@ -80,6 +82,7 @@ class Request:
         "cache_salt",
         "finish_reason",
         "finished_ns",
+        "first_decode_step",
         "group",
         "has_known_hashes",
         "index",
@@ -101,11 +104,12 @@ class Request:
         "queue_ns",
         "queued_since_ns",
         "request_id",
+        "settled_token_times_ns",
         "started_ns",
         "state",
+        "step_times",
         "tenant",
         "token_ids",
-        "token_times_ns",
         "ttft_limit_ns",
     )
 
@@ -150,7 +154,9 @@ class Request:
         self.queue_ns = 0
         self.started_ns: int | None = None
         self.finished_ns: int | None = None
-        self.token_times_ns: list[int] = []
+        self.settled_token_times_ns: list[int] = []
+        self.step_times: StepTimes | None = None
+        self.first_decode_step = 0
         self.bypassed_tokens = 0
         self.num_preemptions = 0
         self.num_dropped_tokens = 0
@@ -176,9 +182,31 @@ class Request:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
+    def token_times_ns(self) -> list[int]:
+        """When each output token was committed."""
+        if self.step_times is None:
+            return self.settled_token_times_ns
+        count = self.num_output_tokens - len(self.settled_token_times_ns)
+        return self.settled_token_times_ns + self.step_times.of(self.first_decode_step, count)
+
+    def follow(self, step_times: StepTimes, step: int) -> None:
+        """From `step` on it gains one token in each, so the times of its tokens are those of the steps."""
+        self.step_times, self.first_decode_step = step_times, step
+
+    def unfollow(self) -> None:
+        """It gains no more tokens: keep the times of those that it has."""
+        self.settled_token_times_ns = self.token_times_ns
+        self.step_times = None
+
+    @property
     def first_token_ns(self) -> int | None:
         """When the first output token was committed; None before."""
-        return self.token_times_ns[0] if self.token_times_ns else None
+        if self.num_output_tokens == 0:
+            return None
+        if self.settled_token_times_ns:
+            return self.settled_token_times_ns[0]
+        assert self.step_times is not None
+        return self.step_times.of(self.first_decode_step, 1)[0]
 
     @property
     def is_waiting(self) -> bool:
@@ -199,6 +227,35 @@ class Request:
             f"Request({self.request_id!r}, index={self.index}, {self.state.value}, prompt={self.num_prompt_tokens}, "
             f"output={self.num_output_tokens}/{self.max_tokens}, computed={self.num_computed_tokens})"
         )
+
+
+class StepTimes:
+    """When each of the latest steps was committed: the times of the tokens of everybody who decodes, written once."""
+
+    __slots__ = ("_first", "_times_ns")
+
+    def __init__(self) -> None:
+        self._first = 0  # the step that the first one is of
+        self._times_ns: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._times_ns)
+
+    def append(self, step: int, now_ns: int) -> None:
+        """`step`, the one after the last, is committed now."""
+        if not self._times_ns:
+            self._first = step
+        self._times_ns.append(now_ns)
+
+    def of(self, first: int, count: int) -> list[int]:
+        """The times of `count` steps from `first` on."""
+        start = first - self._first
+        return self._times_ns[start : start + count]
+
+    def forget(self, first_kept: int) -> None:
+        """Forget the steps before `first_kept`."""
+        del self._times_ns[: max(0, first_kept - self._first)]
+        self._first = max(self._first, first_kept)
 
 
 class RequestGroup:

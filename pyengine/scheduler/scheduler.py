@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from pyengine.config import MAX_PRIORITY, SchedulerConfig
 from pyengine.errors import DeadlinePassed, InvalidRequest, NeverFits, PolicyFault, QueueFull, TTFTUnreachable
 from pyengine.kv_cache.blocks import need, num_blocks_for
 from pyengine.kv_cache.kv_cache import KVCache, Prefix
-from pyengine.request import Request, RequestGroup, RequestState, move
+from pyengine.request import Request, RequestGroup, RequestState, StepTimes, move
 from pyengine.scheduler.admission import Admission
 from pyengine.scheduler.batching import BATCHINGS, Batching
 from pyengine.scheduler.capacity import CAPACITIES, Capacity
@@ -32,6 +33,7 @@ from pyengine.scheduler.victim import VICTIMS, Cheapest, Victim
 
 NOBODY_ENDS: Mapping[int, str] = MappingProxyType({})
 NEVER_NS = 2**63
+MAX_STEP_TIMES = 4096  # beyond so many, those that nobody needs any more are forgotten
 
 
 @dataclass(slots=True)
@@ -107,7 +109,9 @@ class Scheduler:
         # Dictionaries serve as ordered sets with O(1) removal.
         self._held: dict[Request, int] = {}
         self._prefilling: dict[Request, None] = {}
-        self._decoding: dict[Request, None] = {}
+        self._decoding: dict[Request, list[int]] = {}  # with their token_ids
+        self._step_times = StepTimes()
+        self._most_step_times = MAX_STEP_TIMES
         # A timing wheel over block_size steps. A decode gains one token a step, so it needs its next block every
         # block_size steps, always in the same bucket: (step - num_computed_tokens) mod block_size.
         self._wheel: tuple[dict[Request, None], ...] = tuple({} for _ in range(config.block_size))
@@ -311,22 +315,27 @@ class Scheduler:
         now_ns = self._now()
         self._cache.committed(plan.step)
         self.step_time.observe(step.features, now_ns - step.started_ns)
-        if step.has_leavers:
-            rows = [i for i, request in enumerate(plan.requests) if plan.samples[i] and not request.is_finished]
-        else:
-            rows = [i for i in range(plan.num_decode_tokens, len(plan.requests)) if plan.samples[i]]
-            for request, token_id in zip(plan.requests[: plan.num_decode_tokens], token_ids, strict=False):
-                request.token_ids.append(token_id)  # type: ignore[arg-type]
-                request.token_times_ns.append(now_ns)
-        for i in rows:
-            plan.requests[i].token_ids.append(token_ids[i])  # type: ignore[arg-type]
-            plan.requests[i].token_times_ns.append(now_ns)
+        self._step_times.append(plan.step, now_ns)
+        first_row = 0
+        if not step.has_leavers:
+            # The decodes of the plan are the first of those of now, in the same order.
+            first_row = plan.num_decode_tokens
+            tokens = cast("Sequence[int]", token_ids[:first_row])
+            _consume(map(list.append, self._decoding.values(), tokens))
+        for i in range(first_row, len(plan.requests)):
+            request, token_id = plan.requests[i], token_ids[i]
+            if plan.samples[i] and not request.is_finished:
+                assert token_id is not None
+                request.token_ids.append(token_id)
         for i, reason in finish_reasons.items():
             if plan.samples[i] and not plan.requests[i].is_finished:
                 self._finish(plan.requests[i], reason, now_ns)
         for request in self._last_steps.pop(plan.step, ()):
             if request.state is RequestState.DECODE and request.num_output_tokens == request.max_tokens:
                 self._finish(request, "length", now_ns)
+        if len(self._step_times) > self._most_step_times:
+            self._step_times.forget(min((r.first_decode_step for r in self._decoding), default=self._step))
+            self._most_step_times = max(MAX_STEP_TIMES, 2 * len(self._step_times))
         self.log.committed(plan.step, now_ns)
         if self.recorder is not None:
             self.recorder.committed(plan, finish_reasons, now_ns)
@@ -550,7 +559,8 @@ class Scheduler:
     def _begin_decode(self, request: Request, now_ns: int) -> None:
         """The step that was just planned computes the last known token of `request` and samples the next."""
         del self._prefilling[request]
-        self._decoding[request] = None
+        self._decoding[request] = request.token_ids
+        request.follow(self._step_times, self._step - 1)
         self._bucket(request)[request] = None
         move(request, RequestState.DECODE, now_ns)
         self._num_decode_kv += request.num_computed_tokens
@@ -594,6 +604,7 @@ class Scheduler:
         if request.state is RequestState.DECODE:
             del self._bucket(request)[request]
             del self._decoding[request]
+            request.unfollow()
             self._num_decode_kv -= request.num_computed_tokens
             self._order.stopped(request)
         else:
@@ -803,6 +814,11 @@ def _policy(chosen: Any, built_in: Mapping[str, Callable[..., Any]], *args: Any)
     if isinstance(chosen, str):
         return built_in[chosen](*args)
     return chosen(*args) if isinstance(chosen, type) else chosen
+
+
+def _consume(iterator: Iterator[object]) -> None:
+    """Run through `iterator` for what it does, in C."""
+    deque(iterator, maxlen=0)
 
 
 def _prefill_order(request: Request) -> tuple[int, int]:

@@ -259,7 +259,7 @@ def test_the_histogram_of_gaps_does_not_depend_on_when_it_is_flushed() -> None:
         recorder = Recorder(1000)
         for length in (3, 40, 7):
             request = Request("", [1], 50)
-            request.token_times_ns = [i * i * 1_000_003 for i in range(1, length)]
+            request.settled_token_times_ns = [i * i * 1_000_003 for i in range(1, length)]
             recorder.ended(asked(1), request)
             if flush:
                 recorder.itl()
