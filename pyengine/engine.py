@@ -323,8 +323,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """The fleet: what all waiting was for, how full batch and KV pool are, what preemption costs, step times."""
         with self._lock:
-            model = self._scheduler.step_time
-            return self._scheduler.log.stats(time.monotonic_ns(), step_model=model.summary())
+            scheduler = self._scheduler
+            return scheduler.log.stats(
+                time.monotonic_ns(), step_model=scheduler.step_time.summary(), policy_faults=scheduler.policy_faults
+            )
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what the decision log still holds in the Chrome trace format, as Perfetto opens it."""

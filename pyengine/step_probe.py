@@ -24,7 +24,8 @@ def decode_step_ms(backend: Backend, inputs: StepInputs, settings: SchedulerConf
     scheduler = Scheduler(settings, records_calls=False)
     max_tokens, _ = scheduler.clamp_max_tokens(1, NUM_STEPS)
     request = Request("probe", [0], max_tokens)
-    row = SamplingRow(SamplingParams(max_tokens=max_tokens, temperature=0.0), 0, (0,), frozenset())
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0).with_defaults({})
+    row = SamplingRow(params, 0, (0,), frozenset())
     scheduler.add([request])
     while not request.is_finished:
         plan = scheduler.schedule()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pyengine.config import SchedulerConfig
@@ -332,11 +333,17 @@ class DecisionLog:
         record = None if submit is None else submit.records.get(index)
         return None if record is None else record.key
 
-    def stats(self, now_ns: int | None = None, *, step_model: Mapping[str, Any] | None = None) -> EngineStats:
+    def stats(
+        self,
+        now_ns: int | None = None,
+        *,
+        step_model: Mapping[str, Any] | None = None,
+        policy_faults: Mapping[str, int] = MappingProxyType({}),
+    ) -> EngineStats:
         """The fleet: what all waiting was for, how full batch and pool are. O(live requests + num_steps)."""
         now_ns = max(self.now_ns, now_ns or 0)
         live = [(record.facts_now(), self.ledger.parts_at(record, now_ns)) for record in self.live.values()]
-        return make_stats(self.config, self.totals, self.steps, live, step_model)
+        return make_stats(self.config, self.totals, self.steps, live, step_model, policy_faults)
 
     def known(self) -> Iterator[RequestRecord]:
         """All requests that are still known: the last that ended, then the live ones, by arrival."""

@@ -108,6 +108,7 @@ class EngineStats:
         cache_hit_rate: prompt tokens that were cached when their request first started, as a part of all prompt tokens.
         num_reservation_moves: reserved starts that became later while they held, which must never happen.
         step_model: the step-time model as its owner gave it.
+        policy_faults: how often a policy of the user's broke its rules, by its name.
         hint: which resource most waiting was for.
     """
 
@@ -139,6 +140,7 @@ class EngineStats:
     num_reservations_void: int
     step_times: StepTimes
     step_model: dict[str, Any] | None
+    policy_faults: dict[str, int]
     hint: str
 
     @property
@@ -201,6 +203,7 @@ class EngineStats:
                 f"step time  mean {times.mean_s * 1e3:.3f} ms, median {times.p50_s * 1e3:.3f}, "
                 f"p99 {times.p99_s * 1e3:.3f}{error}"
             )
+        lines += [f"policy     {name!r} broke its rules {number} times" for name, number in self.policy_faults.items()]
         return "\n".join([*lines, self.hint])
 
 
@@ -210,6 +213,7 @@ def make_stats(
     steps: Ring,
     live: Iterable[tuple[Facts, Sequence[int]]],
     step_model: Mapping[str, Any] | None,
+    policy_faults: Mapping[str, int],
 ) -> EngineStats:
     """The stats of `totals` and the `live` requests, each with its wait in ns by the reason's place in REASONS."""
     parts = list(totals.parts)
@@ -257,6 +261,7 @@ def make_stats(
         num_reservations_void=totals.num_reservations_void,
         step_times=_step_times(steps),
         step_model=None if step_model is None else dict(step_model),
+        policy_faults=dict(policy_faults),
         hint=_hint(wait_ns),
     )
 
