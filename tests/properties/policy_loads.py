@@ -13,60 +13,93 @@ from pyengine.errors import NeverFits, QueueFull, TTFTUnreachable
 from pyengine.request import RequestState
 
 from .policy_world import PolicyWorld
+from .scheduler_world import MAX_OUTPUTS
 
 Load = list[dict[str, Any]]
 TENANTS = ("", "a", "b")
 
 
 def one_giant_and_many_tiny(rng: random.Random, room: int) -> Load:
-    load: Load = [dict(length=rng.randint(1, 6), max_tokens=rng.randint(1, 8)) for _ in range(15)]
-    load.insert(rng.randrange(5), dict(length=max(1, room - 5), max_tokens=None))
+    load: Load = [{"length": rng.randint(1, 6), "max_tokens": rng.randint(1, 8)} for _ in range(15)]
+    load.insert(rng.randrange(5), {"length": max(1, room - 5), "max_tokens": None})
     return load
 
 
+def a_hole_behind_the_head(rng: random.Random, room: int) -> Load:
+    """Half of the pool runs for long, the head needs more than the other half, and tiny ones come and come."""
+    load: Load = [{"length": max(1, rng.randint(room // 4, room // 2)), "max_tokens": rng.randint(10, 60), "steps": 2}]
+    load += [
+        {"length": rng.randint(1, 12), "max_tokens": rng.randint(1, 40), "kind": None} for _ in range(rng.randrange(3))
+    ]
+    load.append(
+        {"length": max(1, rng.randint(room // 2, room - 5)), "max_tokens": rng.choice([2, 20, None]), "steps": 0}
+    )
+    load += [{"length": rng.randint(1, 14), "max_tokens": rng.randint(1, 40)} for _ in range(12)]
+    return load
+
+
+def outgrown(rng: random.Random, room: int) -> Load:
+    return [
+        {"length": rng.randint(1, 14), "max_tokens": rng.randint(10, max(11, room // 2)), "steps": 0} for _ in range(8)
+    ]
+
+
 def all_limits_huge(rng: random.Random, room: int) -> Load:
-    return [dict(length=rng.randint(1, max(1, room // 3)), max_tokens=None) for _ in range(5)]
+    return [{"length": rng.randint(1, max(1, room // 3)), "max_tokens": None} for _ in range(5)]
 
 
 def all_one_prefix(rng: random.Random, room: int) -> Load:
     length = rng.randint(1, max(1, room // 2))
     return [
-        dict(length=length + rng.choice([0, 0, 1, 17]), max_tokens=rng.randint(1, 20), n=rng.choice([1, 1, 2, 4]), kind=0)
+        {
+            "length": length + rng.choice([0, 0, 1, 17]),
+            "max_tokens": rng.randint(1, 20),
+            "n": rng.choice([1, 1, 2, 4]),
+            "kind": 0,
+        }
         for _ in range(6)
     ]
 
 
 def pool_one_block_short(rng: random.Random, room: int) -> Load:
     half = max(1, room // 2)
-    return [dict(length=half, max_tokens=rng.randint(2, 30)) for _ in range(6)]
+    return [{"length": half, "max_tokens": rng.randint(2, 30)} for _ in range(6)]
 
 
 def flooding_tenant(rng: random.Random, room: int) -> Load:
-    load: Load = [dict(length=rng.randint(1, 20), max_tokens=rng.randint(1, 12), tenant="a") for _ in range(14)]
+    load: Load = [{"length": rng.randint(1, 20), "max_tokens": rng.randint(1, 12), "tenant": "a"} for _ in range(14)]
     for _ in range(3):
-        other = dict(length=rng.randint(1, max(1, room // 2)), max_tokens=9, tenant="b", priority=rng.choice([0, 2]))
+        other = {
+            "length": rng.randint(1, max(1, room // 2)),
+            "max_tokens": 9,
+            "tenant": "b",
+            "priority": rng.choice([0, 2]),
+        }
         load.insert(rng.randrange(len(load)), other)
     return load
 
 
 def ends_of_all_kinds(rng: random.Random, room: int) -> Load:
     """Running ones that end at many different steps, and heads that need what they leave."""
-    load: Load = [dict(length=rng.randint(1, 20), max_tokens=rng.randint(1, 60)) for _ in range(4)]
+    load: Load = [{"length": rng.randint(1, 20), "max_tokens": rng.randint(1, 60)} for _ in range(4)]
     for _ in range(4):
-        load.append(dict(length=rng.randint(1, room), max_tokens=rng.choice([1, 5, 30, None])))
-        load += [dict(length=rng.randint(1, 12), max_tokens=rng.randint(1, 40)) for _ in range(3)]
+        load.append({"length": rng.randint(1, room), "max_tokens": rng.choice([1, 5, 30, None])})
+        load += [{"length": rng.randint(1, 12), "max_tokens": rng.randint(1, 40)} for _ in range(3)]
     return load
 
 
 def mixed(rng: random.Random, room: int) -> Load:
     return [
-        dict(length=rng.randint(1, room), max_tokens=rng.choice([None, 1, 5, 30]), n=rng.choice([1, 1, 1, 3]))
+        {"length": rng.randint(1, room), "max_tokens": rng.choice([None, 1, 5, 30]), "n": rng.choice([1, 1, 1, 3])}
         for _ in range(8)
     ]
 
 
-KINDS: tuple[Callable[[random.Random, int], Load], ...] = (
+LoadKind = Callable[[random.Random, int], Load]
+KINDS: tuple[LoadKind, ...] = (
     one_giant_and_many_tiny,
+    a_hole_behind_the_head,
+    outgrown,
     all_limits_huge,
     all_one_prefix,
     pool_one_block_short,
@@ -76,13 +109,34 @@ KINDS: tuple[Callable[[random.Random, int], Load], ...] = (
 )
 
 
+# Settings in which much is passed, and in which much is preempted.
+ROOMY: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 1000, "max_queue": None, "batching": "continuous"}
+PASSING: dict[str, Any] = {
+    **ROOMY,
+    "kind": a_hole_behind_the_head,
+    "num_blocks": 20,
+    "packing": "best_fit",
+    "itl_limit_ms": None,
+    "aging_barrier_s": 10,
+    "max_context": 1000,
+}
+PREEMPTING: dict[str, Any] = {
+    **ROOMY,
+    "kind": outgrown,
+    "num_blocks": 8,
+    "capacity": "optimistic",
+    "watermark": 0.0,
+    "max_context": 1000,
+}
+
+
 def random_config(rng: random.Random, **fixed: Any) -> SchedulerConfig:
     max_num_seqs = rng.choice([1, 2, 3, 5, 8, 8])
     settings: dict[str, Any] = {
-        "num_blocks": rng.choice([2, 3, 4, 6, 8, 10, 12, 14]),
+        "num_blocks": rng.choice([2, 3, 4, 6, 8, 12, 20, 40]),
         "max_context": rng.choice([40, 150, 1000, 1000]),
         "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_seqs + rng.choice([0, 1, 7, 60, 1000]),
+        "max_num_batched_tokens": max_num_seqs + rng.choice([0, 7, 60, 200, 1000]),
         "batching": rng.choice(["continuous", "continuous", "continuous", "static"]),
         "order": rng.choice(["fifo", "fifo", "priority", "fair", "deadline", "shortest"]),
         "packing": rng.choice(["none", "best_fit", "best_fit"]),
@@ -95,8 +149,8 @@ def random_config(rng: random.Random, **fixed: Any) -> SchedulerConfig:
         "ttft_limit_ms": rng.choice([None] * 7 + [0.1]),
         "max_queue": rng.choice([None, None, 6]),
         "max_batch_wait_ms": rng.choice([0, 0, 0, 0.005]),
-        "aging_barrier_s": rng.choice([10, 10, 2e-5]),
-        "bypass_budget": rng.choice([4, 4, 0.5]),
+        "aging_barrier_s": rng.choice([10, 10, 10, 2e-5]),
+        "bypass_budget": rng.choice([4, 4, 4, 0.5]),
         "window": rng.choice([64, 64, 64, 2]),
         "priority_promotion_s": rng.choice([30, 3e-5, 0]),
     }
@@ -106,7 +160,7 @@ def random_config(rng: random.Random, **fixed: Any) -> SchedulerConfig:
 class Trial:
     """One world, one load, and what happens to it at random."""
 
-    def __init__(self, seed: int, *, is_logged: bool = True, **fixed: Any) -> None:
+    def __init__(self, seed: int, *, kind: LoadKind | None = None, is_logged: bool = True, **fixed: Any) -> None:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.config = random_config(rng, **fixed)
@@ -118,7 +172,8 @@ class Trial:
         self.hold_rate = rng.choice([0.0, 0.0, 0.1])
         self.pause_rate = rng.choice([0.0, 0.0, 0.05])
         self.jumps = rng.random() < 0.2
-        self.load = KINDS[seed % len(KINDS)](rng, self.config.num_blocks * self.config.block_size)
+        self.load = (kind or KINDS[seed % len(KINDS)])(rng, self.config.num_blocks * self.config.block_size)
+        self.has_itl_limits = True
         self.plans: list[tuple[Any, ...]] = []
         self.refused: Counter[str] = Counter()
         self.failure: AssertionError | None = None
@@ -127,8 +182,9 @@ class Trial:
         """Raises AssertionError where something is not true."""
         rng, world = self.rng, self.world
         for item in self.load:
+            num_steps = item.pop("steps", rng.choice([0, 0, 1, 5]))
             self.submit(**item)
-            for _ in range(rng.choice([0, 0, 1, 5])):
+            for _ in range(num_steps):
                 self.busy_step()
         for _ in range(20):
             self.busy_step()
@@ -145,8 +201,11 @@ class Trial:
         fields.setdefault("priority", rng.choice([0, 0, 1, 3]))
         fields["cache_salt"] = rng.choice(["", "", "", "s"])
         fields["ttft_limit_ns"] = rng.choice([None] * 9 + [10_000, 200_000, 10**6])
-        fields["itl_limit_ns"] = rng.choice([None, None, None, 1_700])
+        fields["itl_limit_ns"] = rng.choice([None, None, None, 1_700]) if self.has_itl_limits else None
         fields["needs_all_prompt_logits"] = rng.random() < 0.05
+        room = self.config.num_blocks * self.config.block_size
+        if max_tokens is not None or min(room, self.config.max_context) > MAX_OUTPUTS:
+            max_tokens = min(max_tokens or MAX_OUTPUTS, MAX_OUTPUTS)
         num_waiting, number = world.scheduler.num_waiting, len(world.requests)
         num = fields.get("n", 1)
         fits = length < self.config.max_context and length <= self.config.num_blocks * self.config.block_size
@@ -157,8 +216,8 @@ class Trial:
             assert not fits, "one that fits an empty engine was refused"
         except QueueFull:
             assert not has_place
-        except TTFTUnreachable as error:
-            assert error.estimate_s > error.limit_s
+        except TTFTUnreachable:
+            assert fields["ttft_limit_ns"] is not None or self.config.ttft_limit_ms is not None
         else:
             assert fits, "one that does not fit an empty engine was accepted"
             assert has_place
@@ -240,10 +299,12 @@ class Trial:
 class Failures:
     """What went wrong in many trials, by the invariant that found it; and how often each was looked at."""
 
-    def __init__(self, seeds: Iterable[int], **fixed: Any) -> None:
+    def __init__(self) -> None:
         self.found: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
         self.trials: list[Trial] = []
+
+    def run(self, seeds: Iterable[int], **fixed: Any) -> None:
         for seed in seeds:
             trial = Trial(seed, **fixed)
             try:

@@ -184,6 +184,11 @@ class PolicyWorld(CachedWorld):
         assert self.scheduler.wake(request)
         self.timers[request] = self.now_ns
 
+    def preempt(self, request: Request) -> None:
+        """Take the KV of a running request away, between two steps."""
+        self.scheduler._preempt(request, self.now_ns)
+        self.timers[request] = self.now_ns
+
     def photograph(self) -> Photo:
         scheduler = self.scheduler
         pool, order = scheduler._cache.pool, scheduler._order
@@ -316,7 +321,8 @@ class PolicyWorld(CachedWorld):
                 self.passers.append(request)
             waiting.remove(request)
             place = plan.requests.index(request)
-            if self.config.order == "fair" and request.num_preemptions == 0:
+            # What passers are charged comes after the head was found.
+            if self.config.order == "fair" and request.num_preemptions == 0 and not self.passers:
                 service[request.tenant] += request_tokens(plan, place)
         left = [request for request in waiting if not excused(request)]
         if left and head is None:
@@ -401,7 +407,7 @@ class PolicyWorld(CachedWorld):
         assert len(held) <= self.bound <= self.config.num_blocks
 
     def check_failed_admission(self, plan: StepPlan, photo: Photo) -> None:
-        """Where nobody starts, the admissions leave all as it was: only decodes that grow take blocks, from the front."""
+        """Where nobody starts, all is as it was: only decodes that grow take blocks, from the front."""
         if plan.joined or plan.preempted or plan.refused:
             return
         scheduler = self.scheduler
