@@ -39,7 +39,7 @@ from pyengine.scheduler.replay import Change, likely_changes
 from pyengine.scheduler.replay import what_if as run_what_ifs
 from pyengine.scheduler.stats import EngineStats
 from pyengine.scheduler.trace import save_trace
-from pyengine.step_probe import check_itl_limit
+from pyengine.step_probe import check_itl_limit, measured_step_time
 from pyengine.text import Tokenizer
 
 MAX_CALLS_REPLAYED_UNASKED = 20_000  # two a step: about a second of simulation for each what-if
@@ -197,9 +197,12 @@ class Engine:
         self._limits: StepLimits = limits
         self._inputs = StepInputs(block_size)
         settings = dataclasses.replace(settings, num_blocks=limits.num_blocks, max_context=self._model.spec.max_context)
-        if itl_limit_ms is not None:
-            check_itl_limit(itl_limit_ms, self._model.backend, self._inputs, settings)
-        self._scheduler = Scheduler(settings, model_id=self._model.name)
+        step_time = None
+        if itl_limit_ms is not None or ttft_limit_ms is not None:
+            step_time = measured_step_time(self._model.backend, self._inputs, settings)
+        if itl_limit_ms is not None and step_time is not None:
+            check_itl_limit(itl_limit_ms, step_time)
+        self._scheduler = Scheduler(settings, step_time=step_time, model_id=self._model.name)
         _open_engines.add(self)
 
     # What it is ------------------------------------------------------------------------------------------------------
