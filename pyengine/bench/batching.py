@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from pyengine.bench.batch_size import BatchSizes, batch_sizes_up_to, sweep
@@ -32,6 +33,7 @@ PLANE = (
     "best-fit-guaranteed priority fair deadline shortest oracle"
 )
 CAPACITY_POLICY = "best-fit"
+NUM_CAPACITIES = 3
 _LEAST_REQUESTS, _MOST_REQUESTS = 40, 3000
 # Order "deadline" needs limits: so many times the p99 that the first compared policy under this load reached.
 _SHORT_DEADLINE, _LONG_DEADLINE = 4.0, 12.0
@@ -47,6 +49,7 @@ class Plan:
         compared: policies at every rate. plane: policies at one rate.
         seconds: how long the requests of one run take to arrive at the measured capacity.
         seeds: runs of each policy in the plane.
+        with_load: whether to do more than the sweep over batch sizes.
     """
 
     max_batch: int = 64
@@ -58,6 +61,7 @@ class Plan:
     seconds: float = 4.0
     seeds: int = 3
     seed: int = 0
+    with_load: bool = True
 
     def __post_init__(self) -> None:
         for name, low, high in (("max_batch", 1, 1024), ("rounds", 1, 1000), ("seeds", 1, 100), ("seed", 0, 2**31)):
@@ -83,8 +87,9 @@ class Lesson:
     Attributes:
         setting: the model, sizes and workload, in JSON-able form.
         machine: what it ran on. others: the part of the processors that other processes used meanwhile.
-        capacity: requests a second that `best-fit` finishes while its queue is never empty. capacity_after: the same
-            measured again at the end, to see whether the machine was the same.
+        capacity: requests a second that `best-fit` finishes while its queue is never empty, the median of
+            NUM_CAPACITIES measurements. None, as all that follows is empty, if only batch sizes were measured.
+        capacity_after: the same, measured again at the end to see whether the machine was the same.
         loads: each compared policy at each rate. plane: each policy of the plane at `plane_rate`, each seed.
         worst: for some policies, at `plane_rate`, the requests that waited longest.
     """
@@ -93,14 +98,14 @@ class Lesson:
     machine: Mapping[str, Any]
     plan: Plan
     sizes: BatchSizes
-    capacity: float
-    capacity_after: float | None
-    num_requests: int
-    loads: tuple[LoadResult, ...]
-    plane: tuple[LoadResult, ...]
-    worst: Mapping[str, tuple[WorstRequest, ...]]
-    others: float | None
-    wall_s: float
+    capacity: float | None = None
+    capacity_after: float | None = None
+    num_requests: int = 0
+    loads: tuple[LoadResult, ...] = ()
+    plane: tuple[LoadResult, ...] = ()
+    worst: Mapping[str, tuple[WorstRequest, ...]] = field(default_factory=dict)
+    others: float | None = None
+    wall_s: float = 0.0
 
     def record(self) -> dict[str, Any]:
         """As JSON has it: times in seconds, bytes, requests a second."""
@@ -169,6 +174,14 @@ def measure_batching(
             "python": platform.python_version(),
         }
     progress.end("batch sizes")
+    lesson = Lesson(described, machine, plan, sizes)
+    if plan.with_load:
+        lesson = replace(lesson, **_under_load(setting, plan, progress))
+    return replace(lesson, others=others.share(), wall_s=time.perf_counter() - started)
+
+
+def _under_load(setting: Setting, plan: Plan, progress: _Progress) -> dict[str, Any]:
+    """The fields of Lesson that need requests which arrive."""
     capacity, requests = _measured_capacity(setting, plan, progress)
     worst: dict[str, tuple[WorstRequest, ...]] = {}
     loads = _loads(setting, plan, requests, capacity, progress, worst)
@@ -176,20 +189,14 @@ def measure_batching(
     progress.say("capacity, again")
     after = measure_capacity(setting, parse_policies(CAPACITY_POLICY)[0], requests)
     progress.end("capacity, again")
-    return Lesson(
-        described,
-        machine,
-        plan,
-        sizes,
-        capacity,
-        after,
-        len(requests),
-        tuple(loads),
-        tuple(plane),
-        worst,
-        others.share(),
-        time.perf_counter() - started,
-    )
+    return {
+        "capacity": capacity,
+        "capacity_after": after,
+        "num_requests": len(requests),
+        "loads": tuple(loads),
+        "plane": tuple(plane),
+        "worst": worst,
+    }
 
 
 def _setting(model: str | None, engine_settings: Mapping[str, Any], engine: Engine) -> Setting:
@@ -232,9 +239,11 @@ def _measured_capacity(setting: Setting, plan: Plan, progress: _Progress) -> tup
     rough = measure_capacity(setting, policy, trial)
     count = max(_LEAST_REQUESTS, min(_MOST_REQUESTS, round(rough * plan.seconds)))
     requests = make_requests(setting.mix, count, setting.vocab_size, plan.seed)
-    capacity = measure_capacity(setting, policy, requests, lambda ended: progress.part(ended / count))
-    progress.end("capacity")
-    return capacity, requests
+    measured = []
+    for _ in range(NUM_CAPACITIES):
+        measured.append(measure_capacity(setting, policy, requests, lambda ended: progress.part(ended / count)))
+        progress.end("capacity")
+    return median(measured), requests
 
 
 def _loads(
@@ -296,7 +305,7 @@ def _plane(
                     on_ended=lambda ended: progress.part(ended / len(requests)),
                 )
             )
-            progress.end((policy.name, seed))
+            progress.end((policy.name, seed, "plane"))
     return results
 
 
@@ -323,22 +332,10 @@ class _Progress:
     """Turns what has ended into a part of the whole, by rough weights of what the runs take."""
 
     def __init__(self, plan: Plan, on_progress: OnProgress) -> None:
-        self._weights: dict[Any, float] = {
-            "batch sizes": 0.4 * plan.rounds * plan.max_batch / 32,
-            "capacity": 1.3,
-            "capacity, again": 1.0,
-        }
-        for share in plan.rates:
-            for policy in plan.compared:
-                slow = 1.6 if policy.settings.get("batching") == "static" else 1.0
-                self._weights[policy.name, share] = max(slow, 1 / share)
-        for seed in range(plan.seed, plan.seed + plan.seeds):
-            for policy in plan.plane:
-                self._weights[policy.name, seed] = 1 / plan.plane_rate
-        for key in self._weights:
-            if key != "batch sizes":
-                self._weights[key] *= plan.seconds
-        self._whole = sum(self._weights.values())
+        self._weights: dict[Any, float] = {"batch sizes": 0.4 * plan.rounds * plan.max_batch / 32}
+        if plan.with_load:
+            self._weights.update({key: plan.seconds * weight for key, weight in _load_weights(plan).items()})
+        self._whole = sum(self._weights.values()) + (NUM_CAPACITIES - 1) * self._weights.get("capacity", 0.0)
         self._done = 0.0
         self._key: Any = None
         self._text = ""
@@ -358,6 +355,19 @@ class _Progress:
         """That run has ended."""
         self._done += self._weights[key]
         self._on_progress(min(1.0, self._done / self._whole), self._text)
+
+
+def _load_weights(plan: Plan) -> dict[Any, float]:
+    """What the runs under load take, in multiples of the plan's seconds."""
+    weights: dict[Any, float] = {"capacity": 1.1, "capacity, again": 1.0}
+    for share in plan.rates:
+        for policy in plan.compared:
+            slow = 1.6 if policy.settings.get("batching") == "static" else 1.0
+            weights[policy.name, share] = max(slow, 1 / share)
+    for seed in range(plan.seed, plan.seed + plan.seeds):
+        for policy in plan.plane:
+            weights[policy.name, seed, "plane"] = 1 / plan.plane_rate
+    return weights
 
 
 def _refused(field_name: str, value: object, wanted: str, limit: object) -> InvalidRequest:

@@ -19,6 +19,7 @@ from pyengine.simulate.profiles import DeviceProfile
 
 OnProgress = Callable[[float], None]
 DECODES = 12  # steps of one run of decodes
+_MOST_CONTEXT = 4096  # tokens of all decodes of a shape: their prompts have to be computed first
 _OBSERVED = 40  # times that each shape's median counts in the fit
 # Settings of the engine that is measured: everything that is asked for starts at once.
 SETTINGS: dict[str, Any] = {"packing": "none", "capacity": "optimistic", "watermark": 0.0, "prefix_caching": False}
@@ -60,7 +61,7 @@ def shapes_for(engine: Engine) -> list[Shape]:
     budget = limits.max_tokens
     contexts = sorted({max(1, longest // 16), max(1, longest // 2)})
     sizes = sorted({size for size in (1, 4, 16, 64) if size <= limits.max_seqs} | {min(64, limits.max_seqs)})
-    room = limits.num_blocks * limits.block_size
+    room = min(limits.num_blocks * limits.block_size, _MOST_CONTEXT)
     chunks = sorted({size for size in (16, 64, 256, 512) if size < min(longest, budget)} | {min(longest, budget // 2)})
     shapes = [
         Shape(size, context, 0, 0)
@@ -79,16 +80,23 @@ def shapes_for(engine: Engine) -> list[Shape]:
     return shapes
 
 
-def measure_device(engine: Engine, rounds: int, *, seed: int, on_progress: OnProgress) -> MeasuredDevice:
-    """Time every shape in each round, and fit the model. `engine` is made with SETTINGS; nothing else runs on it."""
+def measure_device(engine: Engine, seconds: float, *, seed: int, on_progress: OnProgress) -> MeasuredDevice:
+    """Time every shape in rounds for about so long, at least in two, and fit the model.
+
+    `engine` is made with SETTINGS; nothing else runs on it.
+    """
     shapes = shapes_for(engine)
     generator = np.random.default_rng(seed)
     times: dict[Shape, list[tuple[StepFeatures, float]]] = {shape: [] for shape in shapes}
     _run_shape(engine, shapes[0], generator)  # warm-up
-    for round_number in range(rounds):
+    started = time.perf_counter()
+    rounds, part = 0, 0.0
+    while rounds < 2 or part < 1.0:
         for place, shape in enumerate(shapes):
             times[shape] += _run_shape(engine, shape, generator)
-            on_progress((round_number + (place + 1) / len(shapes)) / rounds)
+            part = (time.perf_counter() - started) / seconds
+            on_progress(min(1.0, part, (rounds * len(shapes) + place + 1) / (2 * len(shapes)) if rounds < 2 else 1.0))
+        rounds += 1
     medians = {
         shape: (_middle([features for features, _ in steps]), median(seconds for _, seconds in steps))
         for shape, steps in times.items()

@@ -59,6 +59,8 @@ def draw_all(lesson: Lesson) -> dict[str, bytes]:
         "plane": plane_figure,
         "worst": worst_figure,
     }
+    if not lesson.loads:
+        figures = {"batch-size": batch_size_figure}
     return {name: _svg(draw(lesson)) for name, draw in figures.items()}
 
 
@@ -112,7 +114,7 @@ def batch_size_figure(lesson: Lesson) -> Any:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xticks(x, [str(size) for size in x])
-        axis.minorticks_off()
+        axis.xaxis.set_minor_locator(import_module("matplotlib.ticker").NullLocator())
         axis.set_xlabel("batch size n")
         _finish(axis)
     return figure
@@ -128,7 +130,7 @@ def latency_figure(lesson: Lesson) -> Any:
                 known = [(run.rate, getattr(getattr(run, name), point)) for run in runs]
                 known = [(rate, value * 1e3) for rate, value in known if value is not None]
                 axis.plot(*zip(*known, strict=True), "o-", color=f"C{number}", label=policy)
-            axis.axvline(lesson.capacity, color="C7", linestyle=":", linewidth=1)
+            axis.axvline(lesson.capacity or 0.0, color="C7", linestyle=":", linewidth=1)
             axis.set_yscale("log")
             axis.set_ylabel(f"{title}, {point} [ms]")
             axis.set_xlabel("requests/s (dotted: capacity)")
@@ -260,6 +262,12 @@ def _legend_of(figure: Any, names: Sequence[str]) -> None:
 
 def _finish(axis: Any, *, legend: bool = True) -> None:
     axis.grid(alpha=0.3)
+    ticker = import_module("matplotlib.ticker")
+    for side in (axis.xaxis, axis.yaxis):
+        if side.get_scale() == "log" and isinstance(side.get_major_locator(), ticker.LogLocator):
+            side.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+            side.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+            side.set_minor_formatter(ticker.NullFormatter())
     if legend and axis.get_legend_handles_labels()[1]:
         axis.legend(fontsize=8)
 

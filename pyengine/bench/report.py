@@ -85,10 +85,16 @@ def html_page(lesson: Lesson, figures: Mapping[str, bytes]) -> str:
 def about(lesson: Lesson) -> list[str]:
     """What was run and with which settings, in sentences."""
     setting, plan = lesson.setting, lesson.plan
-    return [
+    texts = [
         f"{setting['model']} ({setting['parameters'] / 1e6:,.0f} million parameters, {setting['dtype']}) on "
         f"{lesson.machine['device']}, {lesson.machine['platform']}, Python {lesson.machine['python']}; it took "
-        f"{lesson.wall_s / 60:.1f} minutes.",
+        f"{lesson.wall_s / 60:.1f} minutes."
+    ]
+    if lesson.capacity is None:
+        return texts
+    again = "" if lesson.capacity_after is None else f" ({lesson.capacity_after:.1f} when measured again at the end)"
+    return [
+        *texts,
         f"Under load the engine has max_num_seqs = {setting['max_num_seqs']}, max_num_batched_tokens = "
         f"{setting['max_num_batched_tokens']} and a KV pool of {setting['num_blocks']} blocks of "
         f"{setting['block_size']} tokens (kv_cache_memory = {setting['kv_cache_memory']:,} bytes). The pool is that "
@@ -96,13 +102,8 @@ def about(lesson: Lesson) -> list[str]:
         f"{lesson.num_requests} requests a run: {setting['workload_in_words']}. A request's true length is known to "
         "the client alone: a stop token is forbidden before it and forced then. Prompts are random tokens; no two "
         "share a prefix. Each run has a fresh engine that first serves a few other requests, which are not counted.",
-        f"Capacity: {lesson.capacity:.1f} requests/s, which best-fit finishes while its queue is never empty"
-        + (
-            f" ({lesson.capacity_after:.1f} when measured again at the end)"
-            if lesson.capacity_after is not None
-            else ""
-        )
-        + f". Rates are parts of it; the plane and the worst requests are at {plan.plane_rate:.0%}.",
+        f"Capacity: {lesson.capacity:.1f} requests/s, which best-fit finishes while its queue is never empty{again}. "
+        f"Rates are parts of it; the plane is at {plan.plane_rate:.0%}, the worst requests at the nearest rate.",
     ]
 
 

@@ -23,6 +23,8 @@ class Table:
 
 def tables(lesson: Lesson) -> dict[str, Table]:
     """One table for each figure that has numbers of its own, by the figure's name."""
+    if not lesson.loads:
+        return {"batch-size": _batch_sizes(lesson)}
     return {
         "batch-size": _batch_sizes(lesson),
         "latency": _loads("Latency against request rate", lesson.loads),

@@ -301,7 +301,7 @@ def bench_profile(
     num_threads: Annotated[
         int | None, typer.Option(help="Threads. Default: every processor we may use.", show_default=False)
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="For 8 seconds instead of 30.")] = False,
 ) -> None:
     """Measure the engine on this machine: what batching gives and what it costs, and a profile for simulations."""
     from pyengine.cli.process import exit_code_of
@@ -360,6 +360,9 @@ def batching(
             show_default=False,
         ),
     ] = None,
+    load: Annotated[
+        bool, typer.Option("--load/--no-load", help="Requests that arrive at random, or only the batch sizes.")
+    ] = True,
     policies: Annotated[
         str | None,
         typer.Option(
@@ -410,6 +413,7 @@ def batching(
         policies=policies,
         plane=plane,
         seconds=seconds,
+        with_load=load,
         seeds=seeds,
         seed=seed,
     )

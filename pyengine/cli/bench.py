@@ -22,7 +22,7 @@ from pyengine.simulate.figures import load_matplotlib
 from pyengine.simulate.policies import parse_policies
 
 PIPE_WIDTH = 150
-PROFILE_ROUNDS, QUICK_PROFILE_ROUNDS = 20, 5
+PROFILE_S, QUICK_PROFILE_S = 30.0, 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ def plan_from(
     policies: str | None,
     plane: str | None,
     seconds: float | None,
+    with_load: bool,
     seeds: int | None,
     seed: int | None,
 ) -> Plan:
@@ -52,6 +53,7 @@ def plan_from(
         "compared": None if policies is None else tuple(parse_policies(policies)),
         "plane": None if plane is None else tuple(parse_policies(plane)),
         "seconds": seconds,
+        "with_load": with_load,
         "seeds": seeds,
         "seed": seed,
     }
@@ -103,7 +105,7 @@ def run_save_profile(model: str | None, engine_settings: Mapping[str, Any], path
     with loaded_engine(model, settings, verbose=False) as loaded, _bar("Measuring") as on_progress:
         measured = measure_device(
             loaded.engine,
-            QUICK_PROFILE_ROUNDS if quick else PROFILE_ROUNDS,
+            QUICK_PROFILE_S if quick else PROFILE_S,
             seed=0,
             on_progress=lambda part: on_progress(part, "steps of several shapes"),
         )
