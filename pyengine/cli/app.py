@@ -301,7 +301,7 @@ def bench_profile(
     num_threads: Annotated[
         int | None, typer.Option(help="Threads. Default: every processor we may use.", show_default=False)
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="For 8 seconds instead of 30.")] = False,
+    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 30.0,
 ) -> None:
     """Measure the engine on this machine: what batching gives and what it costs, and a profile for simulations."""
     from pyengine.cli.process import exit_code_of
@@ -320,7 +320,7 @@ def bench_profile(
         from pyengine.cli.bench import run_save_profile
 
         given = {name: value for name, value in settings.items() if value is not None}
-        return run_save_profile(model, given, save_profile, quick=quick)
+        return run_save_profile(model, given, save_profile, seconds)
 
     raise typer.Exit(exit_code_of(run))
 

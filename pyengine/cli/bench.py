@@ -22,7 +22,7 @@ from pyengine.simulate.figures import load_matplotlib
 from pyengine.simulate.policies import parse_policies
 
 PIPE_WIDTH = 150
-PROFILE_S, QUICK_PROFILE_S = 30.0, 8.0
+MAX_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,21 @@ def save(lesson: Lesson, files: Files) -> list[Path]:
     return list(contents)
 
 
-def run_save_profile(model: str | None, engine_settings: Mapping[str, Any], path: str, *, quick: bool) -> int:
+def run_save_profile(model: str | None, engine_settings: Mapping[str, Any], path: str, seconds: float) -> int:
     """Measure this machine's step times with that model, and write the profile that `pyengine simulate` reads."""
+    if not 0 < seconds <= MAX_SECONDS:
+        raise InvalidRequest(
+            f"--seconds is {seconds:g}; it must be a number above 0, at most {MAX_SECONDS:g}.",
+            field="seconds",
+            value=seconds,
+            limit=MAX_SECONDS,
+        )
     _check_writable(Path(path))
     settings = {**SETTINGS, **engine_settings}
     with loaded_engine(model, settings, verbose=False) as loaded, _bar("Measuring") as on_progress:
         measured = measure_device(
             loaded.engine,
-            QUICK_PROFILE_S if quick else PROFILE_S,
+            seconds,
             seed=0,
             on_progress=lambda part: on_progress(part, "steps of several shapes"),
         )
