@@ -35,7 +35,7 @@ PLANE = (
 CAPACITY_POLICY = "best-fit"
 NUM_CAPACITIES = 3
 _LEAST_REQUESTS, _MOST_REQUESTS = 40, 3000
-# Order "deadline" needs limits: so many times the p99 that the first compared policy under this load reached.
+# Order "deadline" needs limits: so many times the p99 of the slowest compared policy under about this load.
 _SHORT_DEADLINE, _LONG_DEADLINE = 4.0, 12.0
 
 
@@ -58,7 +58,7 @@ class Plan:
     plane_rate: float = 0.9
     compared: tuple[Policy, ...] = field(default_factory=lambda: tuple(parse_policies(COMPARED)))
     plane: tuple[Policy, ...] = field(default_factory=lambda: tuple(parse_policies(PLANE)))
-    seconds: float = 4.0
+    seconds: float = 3.0
     seeds: int = 3
     seed: int = 0
     with_load: bool = True
@@ -87,8 +87,9 @@ class Lesson:
     Attributes:
         setting: the model, sizes and workload, in JSON-able form.
         machine: what it ran on. others: the part of the processors that other processes used meanwhile.
-        capacity: requests a second that `best-fit` finishes while its queue is never empty, the median of
-            NUM_CAPACITIES measurements. None, as all that follows is empty, if only batch sizes were measured.
+        capacity: requests a second that `best-fit` finishes when half as many requests as it has seats are in it all
+            the time, the median of NUM_CAPACITIES measurements. None, as all that follows is empty, if only batch
+            sizes were measured.
         capacity_after: the same, measured again at the end to see whether the machine was the same.
         loads: each compared policy at each rate. plane: each policy of the plane at `plane_rate`, each seed.
         worst: for some policies, at `plane_rate`, the requests that waited longest.

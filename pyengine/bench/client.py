@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from pyengine.bench.workload import BenchRequest
 from pyengine.engine import Engine
@@ -96,3 +97,26 @@ def serve(
         if on_ended is not None and events:
             on_ended(num_ended)
     return served
+
+
+def serve_closed(
+    engine: Engine,
+    requests: Sequence[BenchRequest],
+    in_flight: int,
+    *,
+    knows_lengths: bool = False,
+    on_ended: OnEnded | None = None,
+) -> list[int]:
+    """Keep so many requests in the engine, a new one whenever one ends; returns when each ended, in ns, in order."""
+    coming = iter([(asked.prompt, asked.params(knows_length=knows_lengths)) for asked in requests])
+    for prompt, params in islice(coming, in_flight):
+        engine.submit(prompt, params)
+    ends_ns: list[int] = []
+    while engine.has_unfinished:
+        num_ended = sum(event.finish_reason is not None for event in engine.step())
+        ends_ns += [time.monotonic_ns()] * num_ended
+        for prompt, params in islice(coming, num_ended):
+            engine.submit(prompt, params)
+        if on_ended is not None and num_ended:
+            on_ended(len(ends_ns))
+    return ends_ns

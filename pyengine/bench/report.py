@@ -102,8 +102,9 @@ def about(lesson: Lesson) -> list[str]:
         f"{lesson.num_requests} requests a run: {setting['workload_in_words']}. A request's true length is known to "
         "the client alone: a stop token is forbidden before it and forced then. Prompts are random tokens; no two "
         "share a prefix. Each run has a fresh engine that first serves a few other requests, which are not counted.",
-        f"Capacity: {lesson.capacity:.1f} requests/s, which best-fit finishes while its queue is never empty{again}. "
-        f"Rates are parts of it; the plane is at {plan.plane_rate:.0%}, the worst requests at the nearest rate.",
+        f"Capacity: {lesson.capacity:.1f} requests/s, which best-fit finishes with {setting['max_num_seqs'] // 2} "
+        f"requests in it all the time{again}. Rates are parts of it; the plane is at {plan.plane_rate:.0%}, the worst "
+        "requests at the nearest rate.",
     ]
 
 

@@ -383,7 +383,7 @@ def batching(
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="How long the requests of one run take to come at the full rate. Default: 4; quick: 1.5.",
+            help="How long the requests of one run take to come at the full rate. Default: 3; quick: 1.5.",
             show_default=False,
         ),
     ] = None,
