@@ -66,6 +66,7 @@ class Request:
         settled_token_times_ns: when each output token was committed, those of the present run of decode steps left out.
         queue_ns: all time so far, up to the last change of state, in which it was accepted and not running.
         bypassed_tokens: prompt tokens of those that passed it while it was the head.
+        num_reached_tokens: the most tokens it had KV for when it left the batch.
         num_preemptions: how often it lost its KV; num_recomputed_tokens: what that cost.
         num_cached_tokens: prompt tokens whose KV existed already when it first started.
         finish_reason: "stop", "length", "abort" or "error" once it is FINISHED.
@@ -97,6 +98,7 @@ class Request:
         "num_indexed_blocks",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_reached_tokens",
         "num_recomputed_tokens",
         "payload",
         "priority",
@@ -160,6 +162,7 @@ class Request:
         self.bypassed_tokens = 0
         self.num_preemptions = 0
         self.num_dropped_tokens = 0
+        self.num_reached_tokens = 0
         self.num_recomputed_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None

@@ -42,6 +42,7 @@ class Admission:
         "_num_tries",
         "_order",
         "_queue",
+        "_ready",
         "_rest",
         "_scan",
         "_slack",
@@ -88,6 +89,7 @@ class Admission:
         self._rest: Reason | None = None
         self._scan = islice(queue.scan(), config.window)
         self._slack: dict[Request, float] = {}
+        self._ready: dict[Request, Prefix] = {}  # those that may pass, as long as nobody else starts
         self._started_before_head: Request | None = None
         self._num_tries = 0
 
@@ -119,7 +121,8 @@ class Admission:
         Raises PolicyFault for one that does not wait, or when far more are tried than there are.
         """
         self._check(request)
-        verdict, prefix = self._judge(request)
+        ready = self._ready.get(request)
+        verdict, prefix = (STARTS, ready) if ready is not None else self._judge(request)
         if prefix is None or not verdict.starts:
             self._note_waits(request, verdict)
             if self.head is None:
@@ -129,6 +132,7 @@ class Admission:
             self.head.bypassed_tokens += request.num_tokens - prefix.num_tokens
         else:
             self._started_before_head = request
+        self._ready.clear()
         self._start(request, prefix, self.head)
         self.num_started += 1
         self.num_running += 1
@@ -159,12 +163,20 @@ class Admission:
 
     def may_pass(self, request: Request) -> Verdict:
         """Whether `request` may start now although the head does not fit; noted in the log if not."""
-        verdict, _ = self._judge(request)
+        verdict, prefix = self._judge(request)
         if not verdict.starts:
             self._note_waits(request, verdict)
+        elif prefix is not None:
+            self._ready[request] = prefix
         return verdict
 
     # ---- For the scheduler
+
+    def start_over(self) -> None:
+        """Another packing goes on: it finds all who still wait, and no head."""
+        self._scan = islice(self._queue.scan(), self.config.window)
+        self._num_tries = 0
+        self.head = self.reservation = self.stopped_by = None
 
     @property
     def barrier_ns(self) -> int:
@@ -200,7 +212,7 @@ class Admission:
         num_tokens = request.num_tokens - prefix.num_tokens
         whole_in_step = num_tokens <= draft.budget
         if self.head is None:
-            return self._capacity.judge(request, prefix, whole_in_step, self.num_running), prefix
+            return self._capacity.verdict(request, prefix, whole_in_step, self.num_running), prefix
         return self._judge_passing(self.head, request, prefix, num_tokens, whole_in_step), prefix
 
     def _judge_passing(
@@ -208,11 +220,13 @@ class Admission:
     ) -> Verdict:
         draft, reservation = self._draft, self.reservation
         if not whole_in_step:
+            if num_tokens > draft.first_budget:  # no step has so many: it is not tokens that it waits for
+                return Verdict(Reason.BEHIND_HEAD)
             return Verdict(draft.bound_by or Reason.TOKEN_BUDGET, num_tokens, draft.budget)
         allowance = int(self.config.bypass_budget * head.num_prompt_tokens) - head.bypassed_tokens
         if num_tokens > allowance:
             return Verdict(Reason.BYPASS_BUDGET, num_tokens, max(allowance, 0))
-        verdict = self._capacity.judge(request, prefix, whole_in_step, self.num_running)
+        verdict = self._capacity.verdict(request, prefix, whole_in_step, self.num_running)
         if not verdict.starts:
             return verdict
         if reservation is None:

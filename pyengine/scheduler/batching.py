@@ -18,7 +18,10 @@ class Batching(Protocol):
         ...
 
     def admitted(self, stopped_by: Reason | None) -> None:
-        """The admissions of this step are over; `stopped_by` is what ended them, None if everyone was tried."""
+        """The admissions of this step are over; `stopped_by` is what ended them, None if everyone was tried.
+
+        SHARED_PREFIX_PENDING if nobody lacked room, and some wait for what those that run are computing for them.
+        """
 
 
 class Continuous(Batching):
@@ -33,7 +36,7 @@ class Continuous(Batching):
 class Static(Batching):
     """A batch is formed when nothing runs, and nobody joins until its last member has ended.
 
-    Forming takes as many steps as the token budget makes it.
+    Forming takes as many steps as the token budget makes it, and waits for a prefix that members share.
     """
 
     name = "static"
@@ -46,7 +49,7 @@ class Static(Batching):
         return None if self._is_forming else Reason.STATIC_BATCH
 
     def admitted(self, stopped_by: Reason | None) -> None:
-        self._is_forming = stopped_by in (Reason.TOKEN_BUDGET, Reason.LATENCY_LIMIT)
+        self._is_forming = stopped_by in (Reason.TOKEN_BUDGET, Reason.LATENCY_LIMIT, Reason.SHARED_PREFIX_PENDING)
 
 
 BATCHINGS: dict[str, Callable[[], Batching]] = {Continuous.name: Continuous, Static.name: Static}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyengine.config import SchedulerConfig
+from pyengine.errors import PolicyFault
 from pyengine.kv_cache.blocks import last_horizon, need
 from pyengine.kv_cache.kv_cache import KVCache, Prefix
 from pyengine.request import Request
@@ -47,6 +48,7 @@ class Capacity:
         self._charges: dict[Request, Charge] = {}
         self._ends: dict[int, dict[Request, None]] = {}  # decodes by the last bucket they are charged for
         self.spare = 0  # blocks that a start leaves free while others run
+        self.on_fault: Callable[[str, Exception], None] | None = None  # told of what a rule of the user's does wrong
 
     # ---- The rule
 
@@ -61,6 +63,42 @@ class Capacity:
         """
         raise NotImplementedError
 
+    # ---- The rule, as others ask it: what the user's own says is checked
+
+    def expect(self, request: Request) -> int:
+        """`horizon`, at most what `request` may still get."""
+        if self.on_fault is None:
+            return self.horizon(request)
+        most = last_horizon(request)
+        try:
+            tokens = self.horizon(request)
+            if isinstance(tokens, int) and 0 <= tokens <= most:
+                return tokens
+            raise PolicyFault(f"Its horizon for {request!r} is {tokens!r}; that must be 0 to {most}.", policy=self.name)
+        except Exception as error:
+            self.on_fault(self.name, error)
+            return most
+
+    def verdict(self, request: Request, prefix: Prefix, whole_in_step: bool, num_running: int) -> Verdict:
+        """`judge`; where that is at fault, whether the free blocks hold the tokens that `request` knows."""
+        if self.on_fault is None:
+            return self.judge(request, prefix, whole_in_step, num_running)
+        now = _fits_now(self._cache, request, prefix, 0)
+        try:
+            verdict = self.judge(request, prefix, whole_in_step, num_running)
+            if not isinstance(verdict, Verdict):
+                raise PolicyFault(f"Its verdict on {request!r} is {verdict!r}, no Verdict.", policy=self.name)
+            if verdict.starts and not now.starts:
+                raise PolicyFault(
+                    f"It lets {request!r} start, which needs {now.need} blocks; {now.have} are free.", policy=self.name
+                )
+            if not verdict.starts and num_running == 0:
+                raise PolicyFault(f"It lets nobody start, though nothing runs: not {request!r}.", policy=self.name)
+            return verdict
+        except Exception as error:
+            self.on_fault(self.name, error)
+            return now
+
     # ---- The forecast
 
     def reserve(self, head: Request) -> Reservation | None:
@@ -71,7 +109,7 @@ class Capacity:
 
     def would_delay(self, reservation: Reservation, request: Request) -> Verdict:
         """Whether starting `request` now, all of its tokens computed in this step, would move `reservation`."""
-        charge = worst_charge(request.num_tokens, self.horizon(request), self.forecast.bucket, self._config.block_size)
+        charge = worst_charge(request.num_tokens, self.expect(request), self.forecast.bucket, self._config.block_size)
         assert charge.last_bucket is not None
         if charge.last_bucket < reservation.bucket:
             return Verdict(None)
@@ -113,12 +151,12 @@ class Capacity:
     # ---- Details
 
     def _final(self, request: Request) -> int:
-        return need(request, self.horizon(request), self._config.block_size)
+        return need(request, self.expect(request), self._config.block_size)
 
     def _charge_decode(self, request: Request, step: int) -> None:
         # Between two steps a decode knows one token that has no KV; within one all of them have.
         known = request.num_computed_tokens
-        horizon = self.horizon(request) + request.num_tokens - known
+        horizon = self.expect(request) + request.num_tokens - known
         self._put(request, decode_charge(known, horizon, step - 1, self._config.block_size))
 
     def _put(self, request: Request, charge: Charge) -> None:
@@ -234,7 +272,7 @@ def _fits_now(cache: KVCache, request: Request, prefix: Prefix, spare: int) -> V
 def _fits_later(capacity: Capacity, request: Request, whole_in_step: bool) -> Verdict:
     """Whether the forecast with `request`, which may grow to `need` blocks, leaves what a start has to leave free."""
     config, forecast = capacity._config, capacity.forecast
-    horizon = capacity.horizon(request)
+    horizon = capacity.expect(request)
     final = need(request, horizon, config.block_size)
     most = config.num_blocks - capacity.spare
     usable = most - forecast.peak()

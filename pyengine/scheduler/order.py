@@ -48,7 +48,7 @@ class Order:
         """Nobody waits in `lane` any more."""
 
     def granted(self, request: Request, num_tokens: int) -> None:
-        """`request` has started, and so many of its tokens will be computed; negative: they will not be after all."""
+        """`request` starts, and so many of its tokens will be computed that never were; negative: they will not be."""
 
     def decodes(self, request: Request) -> None:
         """`request` gains one token in each step from now on."""
@@ -149,8 +149,7 @@ class Fair(Order):
         self._floor = self.service[lane[1]]
 
     def granted(self, request: Request, num_tokens: int) -> None:
-        if request.num_preemptions == 0:
-            self.service[request.tenant] = self.service.get(request.tenant, self._floor) + num_tokens
+        self.service[request.tenant] = self.service.get(request.tenant, self._floor) + num_tokens
 
     def decodes(self, request: Request) -> None:
         self._num_decoding[request.tenant] = self._num_decoding.get(request.tenant, 0) + 1
@@ -183,13 +182,14 @@ class WaitingQueue:
         version: changes whenever somebody comes, goes or is promoted.
     """
 
-    __slots__ = ("_due", "_due_times", "_lanes", "_order", "_promotion_ns", "_size", "version")
+    __slots__ = ("_due", "_due_times", "_keys", "_lanes", "_order", "_promotion_ns", "_size", "version")
 
     def __init__(self, order: Order, promotion_ns: int) -> None:
         self._order = order
         self._promotion_ns = promotion_ns
         self._lanes: dict[Hashable, list[Request]] = {}
         self._size = 0
+        self._keys: dict[Request, tuple[int, Key]] = {}  # of all live ones, with the class that they are for
         self._due: dict[Request, int] = {}  # when each is promoted to the next better class
         self._due_times: list[tuple[int, int, Request]] = []
         self.version = 0
@@ -218,7 +218,7 @@ class WaitingQueue:
                 if place < len(lane) and lane[place] is request:
                     place += 1
             return
-        key, rank, lanes = self._order.key, self._order.rank, self._lanes
+        key, rank, lanes = self._key, self._order.rank, self._lanes
         heads = [(rank(name), key(lane[0]), i, 0, name) for i, (name, lane) in enumerate(lanes.items())]
         heapify(heads)
         while heads:
@@ -245,6 +245,23 @@ class WaitingQueue:
         self._close_if_empty(self._take(request))
         self._due.pop(request, None)
 
+    def standing(self, request: Request) -> tuple[Key, Key]:
+        """What is smaller is scanned first: the rank of its lane, and its key."""
+        return self._order.rank(self._order.lane(request)), self._key(request)
+
+    def forget(self, request: Request) -> None:
+        """`request` has ended, and comes back no more."""
+        self._keys.pop(request, None)
+
+    def check_place(self, request: Request) -> None:
+        """Raise what an order of the user's raises where it has no key for `request` that compares with others'."""
+        lane = self._lanes.get(self._order.lane(request), [])
+        key = self._key(request)
+        key < key  # noqa: B015
+        bisect_left(lane, key, key=self._key)
+        if lane:
+            self._key(lane[-1]) < key  # noqa: B015
+
     def promote(self, now_ns: int) -> None:
         """Move those that have waited long enough in their class to the next better one."""
         while self._due_times and self._due_times[0][0] <= now_ns:
@@ -264,7 +281,7 @@ class WaitingQueue:
     def _insert(self, request: Request) -> None:
         name = self._order.lane(request)
         lane = self._lanes.get(name)
-        key = self._order.key
+        key = self._key
         if lane is None:
             self._order.opened(name, self._lanes)
             self._lanes[name] = [request]
@@ -278,13 +295,22 @@ class WaitingQueue:
     def _take(self, request: Request) -> Hashable:
         name = self._order.lane(request)
         lane = self._lanes.get(name, [])
-        place = bisect_left(lane, self._order.key(request), key=self._order.key)
+        place = bisect_left(lane, self._key(request), key=self._key)
         if place == len(lane) or lane[place] is not request:
-            raise RuntimeError(f"{request!r} is not in the waiting queue.")
+            if request not in lane:
+                raise RuntimeError(f"{request!r} is not in the waiting queue.")
+            place = lane.index(request)  # an order of the user's gave two the same key
         del lane[place]
         self._size -= 1
         self.version += 1
         return name
+
+    def _key(self, request: Request) -> Key:
+        """The key of `request`, asked for once in each class."""
+        known = self._keys.get(request)
+        if known is None or known[0] != request.priority_class:
+            known = self._keys[request] = (request.priority_class, self._order.key(request))
+        return known[1]
 
     def _close_if_empty(self, name: Hashable) -> None:
         if not self._lanes[name]:

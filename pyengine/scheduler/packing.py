@@ -52,15 +52,10 @@ class BestFit:
                 behind.append(request)
             elif admission.try_start(request).blocks_others and not admission.block(request, may_be_passed=True):
                 return
-        while behind:
-            # Room only shrinks within a step: who may not pass now need not be asked again.
-            able = [request for request in behind if admission.may_pass(request).starts]
-            if not able:
-                return
-            best = min(able, key=admission.slack)
-            admission.try_start(best)
-            able.remove(best)
-            behind = able
+        # Room only shrinks within a step: who may not pass now need not be asked again.
+        able = [request for request in behind if admission.may_pass(request).starts]
+        for request in sorted(able, key=admission.slack):
+            admission.try_start(request)
 
 
 PACKINGS: dict[str, type[Packing]] = {StrictOrder.name: StrictOrder, BestFit.name: BestFit}

@@ -62,6 +62,7 @@ class PlanDraft:
         "bound_by",
         "budget",
         "copies",
+        "first_budget",
         "joined",
         "num_computed",
         "num_new_tokens",
@@ -75,6 +76,7 @@ class PlanDraft:
     def __init__(self, step: int) -> None:
         self.step = step
         self.budget = 0
+        self.first_budget = 0  # before anybody took of it
         self.bound_by: Reason | None = None  # the limit that set the budget
         self.requests: list[Request] = []
         self.num_new_tokens: list[int] = []

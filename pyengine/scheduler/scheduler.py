@@ -100,11 +100,13 @@ class Scheduler:
             config.num_blocks, config.block_size, prefix_caching=config.prefix_caching, model_id=model_id
         )
         self._batching: Batching = BATCHINGS[config.batching]()
-        self._order: Order = _policy(config.order, ORDERS)
-        self._packing: Packing = _policy(config.packing, PACKINGS)
-        self._capacity: Capacity = _policy(config.capacity, CAPACITIES, self._cache, config)
+        self._order: Order = _policy("order", config.order, ORDERS, Order)
+        self._packing: Packing = _policy("packing", config.packing, PACKINGS)
+        self._capacity: Capacity = _policy("capacity", config.capacity, CAPACITIES, Capacity, self._cache, config)
+        if not isinstance(config.capacity, str):
+            self._capacity.on_fault = self._note_fault
         self._latency: Latency = StepTimeLimit(config.max_num_batched_tokens, config.block_size, self.step_time)
-        self._victim: Victim = _policy(config.victim, VICTIMS)
+        self._victim: Victim = _policy("victim", config.victim, VICTIMS)
         self._waiting = WaitingQueue(self._order, int(config.priority_promotion_s * 1e9))
         # Dictionaries serve as ordered sets with O(1) removal.
         self._held: dict[Request, int] = {}
@@ -185,13 +187,14 @@ class Scheduler:
                 request.itl_limit_ns = int(self.config.itl_limit_ms * 1e6)
             self._cache.arrived(request)
         try:
+            for request in requests:
+                self._check_order_key(request)
             self._check_ttft(requests[0])
-            keys = [self._order_key(request) for request in requests]
         except Exception:
             for request in requests:
+                self._waiting.forget(request)
                 request.arrival_seq = -1
             raise
-        del keys
         self._num_arrived += len(requests)
         for request in requests:
             self.log.arrived(request, now_ns)
@@ -282,12 +285,11 @@ class Scheduler:
         self._grow_decodes(draft, now_ns)
         draft.add_decodes(list(self._decoding))
         self._set_budget(draft)
-        budget = draft.budget
         self._continue_prefills(draft)
         stopped_by = self._admit(draft, now_ns)
         plan = draft.plan()
         features = step_features(plan, self._num_decode_kv)
-        self._log_plan(plan, features, budget, draft.bound_by, stopped_by)
+        self._log_plan(plan, features, draft, stopped_by)
         if not plan.is_empty:
             self._in_flight = _InFlight(plan, features, now_ns)
             self._advance(plan, now_ns)
@@ -410,7 +412,8 @@ class Scheduler:
             0 if first is None else first.num_computed_tokens,
             bool(self._prefilling) or len(self._waiting) > 0,
         )
-        draft.budget, draft.bound_by = budget.tokens, budget.bound_by
+        draft.budget = draft.first_budget = budget.tokens
+        draft.bound_by = budget.bound_by
 
     def _continue_prefills(self, draft: PlanDraft) -> None:
         """Chunks of the prompts that are being computed: earliest deadline first, then arrival."""
@@ -453,7 +456,8 @@ class Scheduler:
         )
         is_ours = self._run_packing(admission)
         admission.finish()
-        self._batching.admitted(admission.stopped_by)
+        is_awaiting = admission.head is None and not admission.is_final
+        self._batching.admitted(Reason.SHARED_PREFIX_PENDING if is_awaiting else admission.stopped_by)
         self._note_head(admission.head)
         self._fruitless = None
         if admission.num_started == 0 and admission.is_final and is_ours and self._waiting.is_fixed:
@@ -493,13 +497,15 @@ class Scheduler:
             self._packing.admit(admission)
         except Exception as error:
             self._note_fault(self._packing.name, error)
-        if admission.num_running == 0:
-            StrictOrder().admit(admission)  # something must run
+            admission.start_over()
+            StrictOrder().admit(admission)
+        if admission.num_running == 0:  # something must run
+            admission.start_over()
+            StrictOrder().admit(admission)
         return False
 
     def _start(self, draft: PlanDraft, now_ns: int, request: Request, prefix: Prefix, head: Request | None) -> None:
         """Start or resume `request`, with `prefix` shared; it has been judged to fit. It passes `head`, if any."""
-        num_tokens = request.num_tokens - prefix.num_tokens
         self._waiting.remove(request)
         copy = self._cache.start(request, prefix)
         if copy is not None:
@@ -507,7 +513,7 @@ class Scheduler:
         if request.started_ns is None:
             request.num_cached_tokens = prefix.num_tokens
         request.num_recomputed_tokens += max(0, request.num_dropped_tokens - prefix.num_tokens)
-        self._order.granted(request, num_tokens)
+        self._order.granted(request, request.num_tokens - max(prefix.num_tokens, request.num_reached_tokens))
         move(request, RequestState.PREFILL, now_ns)
         self.log.started(request, now_ns, () if head is None else (head,))
         self._prefilling[request] = None
@@ -522,17 +528,15 @@ class Scheduler:
         if before is not None and head is not None and before is not head and before.is_waiting:
             self.log.void_reservation(before, head)
 
-    def _log_plan(
-        self, plan: StepPlan, features: StepFeatures, budget: int, bound_by: Reason | None, stopped_by: Reason | None
-    ) -> None:
+    def _log_plan(self, plan: StepPlan, features: StepFeatures, draft: PlanDraft, stopped_by: Reason | None) -> None:
         if plan.is_empty or not self.log.enabled:
             return
         pool, model = self._cache.pool, self.step_time
         num_held = self.config.num_blocks - pool.num_free - pool.num_fenced
         self.log.planned(
             plan,
-            budget=budget,
-            bound_by=bound_by if plan.num_prefill_tokens == budget else None,
+            budget=draft.first_budget,
+            bound_by=draft.bound_by if draft.budget == 0 else None,
             predicted_ns=model.predict(features) if model.is_fitted else None,
             num_waiting=self.num_waiting,
             num_free_blocks=pool.num_free - pool.num_idle,
@@ -582,9 +586,8 @@ class Scheduler:
         self.log.preempted(request, now_ns)
 
     def _finish(self, request: Request, reason: str, now_ns: int) -> None:
-        if request.state is RequestState.PREFILL:
-            self._order.granted(request, request.num_computed_tokens - request.num_tokens)
         self._take_out(request)
+        self._waiting.forget(request)
         move(request, RequestState.FINISHED, now_ns)
         request.finish_reason = reason
         if reason in ("stop", "length"):
@@ -609,6 +612,9 @@ class Scheduler:
             self._order.stopped(request)
         else:
             del self._prefilling[request]
+            reached = max(request.num_computed_tokens, request.num_reached_tokens)
+            self._order.granted(request, reached - request.num_tokens)  # what was charged and is not computed
+        request.num_reached_tokens = max(request.num_computed_tokens, request.num_reached_tokens)
         self._count_itl_limit(request, -1)
         step = self._in_flight
         if step is not None and request in step.plan.requests:
@@ -720,9 +726,9 @@ class Scheduler:
         if not self.step_time.is_fitted:
             return None
         num_ahead, tokens_ahead, blocks_ahead = 0, 0, 0
-        key = None if request is None else (self._order.rank(self._order.lane(request)), self._order_key(request))
+        standing = None if request is None else self._waiting.standing(request)
         for other in self._waiting:
-            if key is None or (self._order.rank(self._order.lane(other)), self._order_key(other)) < key:
+            if standing is None or self._waiting.standing(other) < standing:
                 num_ahead += 1
                 tokens_ahead += other.num_tokens
                 blocks_ahead += need(other, 0, self.config.block_size)
@@ -749,14 +755,12 @@ class Scheduler:
             steps_until_room=steps,
         )
 
-    def _order_key(self, request: Request) -> Any:
-        """The key that the order gives. Raises PolicyFault if an order of the user's gives none that compares."""
+    def _check_order_key(self, request: Request) -> None:
+        """Raise PolicyFault if an order of the user's gives `request` no key that compares with those of others."""
         if isinstance(self.config.order, str):
-            return self._order.key(request)
+            return
         try:
-            key = self._order.key(request)
-            key < key  # noqa: B015
-            return key
+            self._waiting.check_place(request)
         except Exception as error:
             self._note_fault(self._order.name, error)
             raise PolicyFault(
@@ -809,10 +813,19 @@ class Scheduler:
             )
 
 
-def _policy(chosen: Any, built_in: Mapping[str, Callable[..., Any]], *args: Any) -> Any:
-    """A built-in policy by its name, or the user's own: an object, or a class to make one of."""
+def _policy(
+    field: str, chosen: Any, built_in: Mapping[str, Callable[..., Any]], base: type[Any] = object, *args: Any
+) -> Any:
+    """A built-in policy by its name, or the user's own, derived from `base`: an object, or a class to make one of."""
     if isinstance(chosen, str):
         return built_in[chosen](*args)
+    if not (issubclass(chosen, base) if isinstance(chosen, type) else isinstance(chosen, base)):
+        raise InvalidRequest(
+            f"{field} is {chosen!r}; one of your own must be derived from pyengine.scheduler.{base.__name__}.",
+            field=field,
+            value=chosen,
+            limit=tuple(built_in),
+        )
     return chosen(*args) if isinstance(chosen, type) else chosen
 
 

@@ -66,6 +66,18 @@ class Seen:
     reservation: Reservation | None = None
 
 
+class WatchedFair(Fair):
+    """Remembers what was charged for each request, by its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paid: Counter[int] = Counter()
+
+    def granted(self, request: Request, num_tokens: int) -> None:
+        super().granted(request, num_tokens)
+        self.paid[request.arrival_seq] += num_tokens
+
+
 class WatchedScheduler(Scheduler):
     """A scheduler that remembers what its last admissions were."""
 
@@ -133,6 +145,8 @@ class PolicyWorld(CachedWorld):
         super().__post_init__()
         self.counts: Counter[str] = Counter()
         self.passed_tokens: Counter[Request] = Counter()
+        self.novel: Counter[Request] = Counter()  # tokens computed in chunks that never were before
+        self.reached: Counter[Request] = Counter()  # the most tokens that each ever had KV for
         self.promises: dict[Request, int | None] = {}
         self.excused: set[Request] = set()
         self.num_heads = 0
@@ -160,7 +174,10 @@ class PolicyWorld(CachedWorld):
         return counted
 
     def make_scheduler(self, log: DecisionLog) -> Scheduler:
-        return WatchedScheduler(self.config, clock=lambda: self.now_ns, step_time=self.step_time, log=log)
+        made = WatchedScheduler(self.config, clock=lambda: self.now_ns, step_time=self.step_time, log=log)
+        if self.config.order == "fair":
+            made._order = made._waiting._order = WatchedFair()
+        return made
 
     @property
     def seen(self) -> Seen:
@@ -228,6 +245,7 @@ class PolicyWorld(CachedWorld):
         self.check_classes(photo)
         self.check_queue()
         self.check_forecast()
+        self.check_service(plan)
         self.check_skipped_admissions(plan)
         return plan
 
@@ -322,8 +340,8 @@ class PolicyWorld(CachedWorld):
             waiting.remove(request)
             place = plan.requests.index(request)
             # What passers are charged comes after the head was found.
-            if self.config.order == "fair" and request.num_preemptions == 0 and not self.passers:
-                service[request.tenant] += request_tokens(plan, place)
+            if self.config.order == "fair" and not self.passers:
+                service[request.tenant] += request.num_tokens - max(plan.num_computed[place], self.reached[request])
         left = [request for request in waiting if not excused(request)]
         if left and head is None:
             assert num_waiting > self.config.window, f"{min(left, key=key)!r} waits for nothing"
@@ -476,6 +494,22 @@ class PolicyWorld(CachedWorld):
                 assert self.now_ns < request.arrival_ns + request.ttft_limit_ns
         assert all(until_ns > self.now_ns for until_ns in self.scheduler._held.values())
 
+    def check_service(self, plan: StepPlan) -> None:
+        """A tenant is charged for each token computed for it once, when it is to be; what is not is given back."""
+        order = self.scheduler._order
+        if not isinstance(order, WatchedFair):
+            return
+        for i in range(len(plan.requests)):
+            request, computed, new = plan.requests[i], plan.num_computed[i], plan.num_new_tokens[i]
+            if i >= plan.num_decode_tokens:
+                self.novel[request] += max(0, computed + new - max(computed, self.reached[request]))
+            self.reached[request] = max(self.reached[request], computed + new)
+        for request in self.requests:
+            due = self.novel[request]
+            if request.state is RequestState.PREFILL:
+                due += request.num_tokens - self.reached[request]
+            assert order.paid[request.arrival_seq] == due
+
     def check_classes(self, photo: Photo) -> None:
         """A waiting request moves up one class whenever it has waited for the promotion time; under fifo never."""
         promotion_ns = int(self.config.priority_promotion_s * 1e9)
@@ -513,7 +547,10 @@ class PolicyWorld(CachedWorld):
                 assert request.state is RequestState.DECODE
                 assert charge.last_bucket >= capacity.forecast.bucket, f"{request!r} outlived its charge"
                 now = min(charge.final, charge.offset + capacity.forecast.bucket)
-                assert now >= len(request.block_table), f"{request!r} holds more than it is charged for"
+                # One that outlives what was predicted is charged anew when the bucket is over, a block later at most.
+                spare = request.num_computed_tokens < request.num_prompt_tokens + request.max_tokens - 1
+                late = 1 if self.config.capacity == "predicted" and spare else 0
+                assert now + late >= len(request.block_table), f"{request!r} holds more than it is charged for"
         ours, theirs = capacity.forecast, fresh
         assert ours.peak() == theirs.peak()
         assert ours.most_seats(ours.bucket) == theirs.most_seats(theirs.bucket) == self.scheduler.num_running

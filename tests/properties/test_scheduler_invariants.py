@@ -38,6 +38,7 @@ INVARIANTS = {
     "check_reservation": "guaranteed: a head starts no later than promised",
     "check_bypass_budget": "the bypass budget is kept",
     "check_aging_barrier": "nobody passes a head that waited beyond the barrier",
+    "check_service": "fair: each token is charged once, and given back if it is not computed",
     "check_classes": "who waits is promoted",
     "check_gates": "nobody starts while paused, nor joins a static batch",
     "check_latency": "a pass keeps the tightest limit between tokens",

@@ -23,6 +23,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.world = self.trial.world
         self.world.wants_fork = lambda: random.Random(self.world.steps).random() < 0.2
 
+    @precondition(lambda self: len(self.world.requests) < 14)
     @rule(
         length=st.one_of(st.integers(1, 20), st.integers(1, 120), st.sampled_from([15, 16, 17, 31, 32, 33, 48, 49])),
         max_tokens=st.one_of(st.none(), st.integers(1, 5), st.integers(1, 60)),
