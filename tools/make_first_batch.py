@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"
 PAGE = ROOT / "docs" / "first-batch.md"
-COMMAND = ["bench", "batching"]
-LLM_COMMAND = ["bench", "batching", "--quick", "--no-load", "--model", "smollm2-135m-instruct"]
+MODEL = "smollm2-135m-instruct"
+COMMAND = ["bench", "batching", "--quick", "--model", MODEL]
+LOAD = ["--rates", "0.5,0.9,1.1", "--plane", "static fifo fifo-guaranteed best-fit best-fit-guaranteed shortest oracle"]
+SMALL_COMMAND = ["bench", "batching", "--quick", "--no-load"]
 MOST_BYTES = 400_000  # of all figures
 Run = dict[str, Any]
 
@@ -36,7 +39,7 @@ def measure(command: Sequence[str], name: str) -> None:
         files = ["-o", f"{folder}/report.html", "--json", f"{folder}/numbers.json", "--figures", f"{folder}/figures"]
         subprocess.run([sys.executable, "-m", "pyengine", *command, *files], check=True, stdout=subprocess.DEVNULL)
         record = json.loads(Path(folder, "numbers.json").read_text(encoding="utf-8"))
-        record["command"] = " ".join(["pyengine", *command])
+        record["command"] = shlex.join(["pyengine", *command])
         del record["worst"]  # thousands of slices that the figure shows
         FIGURES.mkdir(parents=True, exist_ok=True)
         (FIGURES / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -92,7 +95,8 @@ def plane_table(record: Run) -> str:
 
     def cell(runs: Sequence[Run], group: str, point: str) -> str:
         values = [run[group][point] for run in runs]
-        return f"{ms(median(values))} ({ms(min(values))}-{ms(max(values))})"
+        spread = f" ({ms(min(values))}-{ms(max(values))})" if len(values) > 1 else ""
+        return f"{ms(median(values))}{spread}"
 
     lines = [
         "| policy | TTFT p50, ms | short prompts p99 | long prompts p99 | preempted |",
@@ -161,23 +165,23 @@ def reflowed(text: str) -> str:
     return "\n\n".join(blocks).rstrip("\n") + "\n"
 
 
-def page(record: Run, llm: Run) -> str:
+def page(record: Run, small: Run) -> str:
     """The text."""
-    line, llm_line = record["batch_sizes"]["line"], llm["batch_sizes"]["line"]
-    points, llm_points = record["batch_sizes"]["points"], llm["batch_sizes"]["points"]
-    first, last = llm_points[0], llm_points[-1]
-    best = max(points, key=lambda point: point["tokens_per_s"])
+    line, small_line = record["batch_sizes"]["line"], small["batch_sizes"]["line"]
+    points, small_points = record["batch_sizes"]["points"], small["batch_sizes"]["points"]
+    first, last = points[0], points[-1]
+    best = max(small_points, key=lambda point: point["tokens_per_s"])
     low, high = min(run["rate_share"] for run in record["loads"]), max(run["rate_share"] for run in record["loads"])
     near = min({run["rate_share"] for run in record["loads"]}, key=lambda share: abs(share - record["plane_rate"]))
     setting = record["setting"]
     calm, busy = at(record, "best-fit", low), at(record, "best-fit", near)
-    disturbed = max(record["others"] or 0.0, llm["others"] or 0.0)
+    num_runs = len(by_policy(record["plane"])["fifo"])
+    runs = f"median of {num_runs} runs with other random numbers (least-most)" if num_runs > 1 else "one run each"
     warning = (
         f"\n> Other programs used {record['others']:.0%} of the processors during the first run and "
-        f"{llm['others']:.0%} during the second. Times are longer than this machine's own, and p99 most of all: a "
-        "thread that loses its "
-        "processor for some milliseconds stops a whole step.\n"
-        if disturbed >= 0.05
+        f"{small['others']:.0%} during the second. Times are longer than this machine's own, and p99 most of all: a "
+        "thread that loses its processor for some milliseconds stops a whole step.\n"
+        if max(record["others"] or 0.0, small["others"] or 0.0) >= 0.05
         else ""
     )
     return f"""# Your first batch
@@ -185,61 +189,52 @@ def page(record: Run, llm: Run) -> str:
 One command measures, on your own machine, what batching does:
 
     pip install "pyengine-llm[bench]"
-    {record["command"]}                # {record["wall_s"] / 60:.0f} minutes here; --quick: one or two
+    pyengine bench batching              # --quick: one or two minutes instead of six
 
-It runs the real engine with the built-in model and writes `batching.html`, one page with all figures. This page
-walks
-through such a run. The built-in model is tiny ({setting["parameters"] / 1e6:.0f} million parameters), so for the
-first
-question we also look at a real one:
+It runs the real engine with the built-in model and writes `batching.html`, one page with all figures. This page walks
+through such a run. The built-in model is tiny ({small["setting"]["parameters"] / 1e6:.0f} million parameters), and
+around
+so small a pass everything else costs as much as the pass itself. So here a real one is used,
+SmolLM2 with {setting["parameters"] / 1e6:.0f} million, and the built-in one where the difference teaches something:
 
-    {llm["command"]}
+    {record["command"]}
+    {small["command"]}
 
-Figures and numbers below are of these two commands on {record["machine"]["device"]}
-(`docs/figures/first-batch.json`,
-`first-batch-smollm2.json`); `tools/make_first_batch.py` makes them all again. Yours will differ; the shapes
-should not.
+Figures and numbers below are of these two commands on {record["machine"]["device"]}, {record["wall_s"] / 60:.0f}
+minutes
+in all (`docs/figures/first-batch.json`, `first-batch-built-in.json`); `tools/make_first_batch.py` makes them again.
+Yours will differ; the shapes should not.
 {warning}
-Words: a *step* is one pass of the model over all running requests; each of them gets one token from it. *TTFT* is
-the time
-from when a request was due to its first token. *Between tokens* (ITL) is what a reader sees as speed. p50 is the
-median, p99
-what one request in a hundred exceeds.
+Words: a *step* is one pass of the model over all running requests; each of them gets one token from it. *TTFT* is the
+time from when a request was due to its first token. *Between tokens* (ITL) is what a reader sees as speed. p50 is the
+median, p99 what one request in a hundred exceeds.
 
 ## How does batching improve throughput?
 
-SmolLM2 has {llm["setting"]["parameters"] / 1e6:.0f} million weights,
-{llm["batch_sizes"]["work"]["weight_bytes"] / 1e6:.0f} MB.
-To make one token, the processor must read all of them from memory once. To make a token for each of
-{last["batch_size"]}
+The weights of SmolLM2 are {record["batch_sizes"]["work"]["weight_bytes"] / 1e6:.0f} MB. To make one token, the
+processor must read all of them from memory once. To make a token for each of {last["batch_size"]}
 sequences in the same step, it must read them once, too. That is the whole trick.
 
-{sweep_table(llm)}
+{sweep_table(record)}
 
-![step time, tokens/s and time between tokens against batch size,
-SmolLM2](figures/first-batch-smollm2-batch-size.svg)
+![step time, tokens/s and time between tokens against batch size, SmolLM2](figures/first-batch-batch-size.svg)
 
-A step takes about **{ms(llm_line["base_s"])} ms + {ms(llm_line["per_sequence_s"])} ms x n** (off by
-{llm_line["mean_error"]:.0%} on average). {last["batch_size"]} sequences take
+A step takes about **{ms(line["base_s"])} ms + {ms(line["per_sequence_s"])} ms x n** (off by
+{line["mean_error"]:.0%} on average). {last["batch_size"]} sequences take
 {last["step_s"] / first["step_s"]:.1f} times as long as one, and give
 {last["tokens_per_s"] / first["tokens_per_s"]:.1f} times as many tokens/s. The first term is paid once a step, so
-sharing it
-pays until n is about {llm_line["base_s"] / llm_line["per_sequence_s"]:.0f}, where both terms are equal; after
-that each
-sequence costs nearly its own share and the curve flattens. The dashed line is what the machine cannot beat: at
-small n it is
-reading the weights, at large n arithmetic.
+sharing
+it pays until n is about {line["base_s"] / line["per_sequence_s"]:.0f}, where both terms are equal; after that each
+sequence costs nearly its own share and the curve flattens. The dashed line is what the machine cannot beat: at small n
+it is reading the weights, at large n arithmetic.
 
-The built-in model's weights, {record["batch_sizes"]["work"]["weight_bytes"] / 1e6:.0f} MB, fit into the
-processor's caches,
-and reading them takes next to nothing. Its fixed term, {ms(line["base_s"])} ms, is mostly the work around the
-pass: planning in
-Python, waking threads. The shape is the same, {ms(line["base_s"])} ms + {ms(line["per_sequence_s"])} ms x n (off by
-{line["mean_error"]:.0%}), and its best batch size here is {best["batch_size"]}: {best["tokens_per_s"]:,.0f}
-tokens/s against
-{points[0]["tokens_per_s"]:,.0f} alone.
+The built-in model's weights, {small["batch_sizes"]["work"]["weight_bytes"] / 1e6:.0f} MB, fit into the processor's
+caches, and reading them takes next to nothing. Its fixed term is mostly the work around the pass: planning in Python,
+waking threads. The shape is the same, {ms(small_line["base_s"])} ms + {ms(small_line["per_sequence_s"])} ms x n (off by
+{small_line["mean_error"]:.0%}), and its best batch size here is {best["batch_size"]}: {best["tokens_per_s"]:,.0f}
+tokens/s against {small_points[0]["tokens_per_s"]:,.0f} alone.
 
-![the same for the built-in model](figures/first-batch-batch-size.svg)
+![the same for the built-in model](figures/first-batch-built-in-batch-size.svg)
 
 ## Why can it make latency worse?
 
@@ -317,9 +312,7 @@ memory, now or when the running ones grow; `would_delay_head` is the promise at 
 the
 reserved start. `before_submit` and `mid_step` are the step that was running when the request came.
 
-All policies at {record["plane_rate"]:.0%}, median of {len(by_policy(record["plane"])["fifo"])} runs with other
-random numbers
-(least-most):
+All policies at {record["plane_rate"]:.0%}, {runs}:
 
 {plane_table(record)}
 
@@ -327,17 +320,15 @@ random numbers
 
 * {compared(record, "fifo", "static")}.
 * {compared(record, "best-fit", "fifo")}.
-* {compared(record, "best-fit", "fifo-predicted")}.
 * {compared(record, "best-fit-guaranteed", "fifo-guaranteed")}.
 * {compared(record, "shortest", "best-fit")}.
 
-Differences within the ranges in brackets are none. `fair` and `priority` are told which prompts are long,
-`deadline` gives
-them looser limits, and `oracle` knows each output's length beforehand; a real scheduler does not, which is why it
-is here: it
-shows what is left to gain.
+With {record["num_requests"]} requests a run, about {setting["workload"]["long_share"]:.0%} of them long, a p99 is
+nearly
+the worst single request: small differences mean nothing. `oracle` knows each output's length beforehand; a real
+scheduler does not, which is why it is here: it shows what is left to gain.
 
-The {50} requests that waited longest, one row each, coloured by what they waited for:
+The requests that waited longest, one row each, coloured by what they waited for:
 
 ![the requests that waited longest](figures/first-batch-worst.svg)
 
@@ -351,12 +342,12 @@ waiting for a model, measure your machine once and simulate:
 
 
 def kept_numbers() -> tuple[Run, Run]:
-    """Of the last time: the built-in model's run and the other one's."""
-    record, llm = (
+    """Of the last time: SmolLM2's run and the built-in model's."""
+    record, small = (
         json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("first-batch", "first-batch-smollm2")
+        for name in ("first-batch", "first-batch-built-in")
     )
-    return record, llm
+    return record, small
 
 
 def made_page() -> str:
@@ -367,16 +358,19 @@ def made_page() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="keep the numbers and figures of the last time")
+    parser.add_argument("--seconds", type=float, default=12.0, help="as of pyengine bench batching")
+    parser.add_argument("--seeds", type=int, default=1, help="as of pyengine bench batching")
     parser.add_argument("--num-threads", type=int, help="threads of the engine, where the machine is not all free")
     arguments = parser.parse_args()
     if not arguments.keep:
         options = [] if arguments.num_threads is None else ["--num-threads", str(arguments.num_threads)]
-        measure([*COMMAND, *options], "first-batch")
-        measure([*LLM_COMMAND, *options], "first-batch-smollm2")
-    record, llm = kept_numbers()
+        load = ["--seconds", f"{arguments.seconds:g}", "--seeds", str(arguments.seeds), *LOAD]
+        measure([*COMMAND, *load, *options], "first-batch")
+        measure([*SMALL_COMMAND, *options], "first-batch-built-in")
+    record, small = kept_numbers()
     PAGE.write_text(made_page(), encoding="utf-8")
     size = sum(path.stat().st_size for path in FIGURES.glob("first-batch*.svg"))
-    print(f"{PAGE.relative_to(ROOT)}; figures {size / 1e3:.0f} kB; others used {record['others']}, {llm['others']}")
+    print(f"{PAGE.relative_to(ROOT)}; figures {size / 1e3:.0f} kB; others used {record['others']}, {small['others']}")
     if size > MOST_BYTES:
         sys.exit(f"The figures are larger than {MOST_BYTES / 1e3:.0f} kB.")
 

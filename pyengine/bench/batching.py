@@ -26,6 +26,9 @@ OnProgress = Callable[[float, str], None]
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 32
 MAX_NUM_BATCHED_TOKENS = 256
+# With the built-in model a step takes less than a millisecond; to examine the default 64 waiting requests in each would
+# take the scheduler as long again, which is no matter where steps take longer.
+WINDOW = 8
 POOL_OF_LONGEST = 2  # so many of the longest requests fill the KV pool
 COMPARED = "static fifo fifo-predicted best-fit"
 PLANE = (
@@ -207,6 +210,7 @@ def _setting(model: str | None, engine_settings: Mapping[str, Any], engine: Engi
         engine={
             "max_num_seqs": MAX_NUM_SEQS,
             "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+            "window": WINDOW,
             **engine_settings,
         },
         block_size=BLOCK_SIZE,
@@ -224,6 +228,7 @@ def _described(engine: Engine, setting: Setting) -> dict[str, Any]:
         "parameters": engine.model.spec.num_parameters(),
         "max_num_seqs": MAX_NUM_SEQS,
         "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+        "window": WINDOW,
         "block_size": BLOCK_SIZE,
         "num_blocks": setting.num_blocks,
         "kv_cache_memory": setting.num_blocks * setting.block_bytes,

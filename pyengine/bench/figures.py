@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from pyengine.bench.batching import Lesson
-from pyengine.bench.load import BEFORE_SUBMIT, LoadResult, WorstRequest
+from pyengine.bench.load import BEFORE_SUBMIT, LoadResult, Slice, WorstRequest
 from pyengine.scheduler.explanation import WAITS_FOR
 from pyengine.scheduler.verdict import Reason
 from pyengine.simulate.figures import load_matplotlib
@@ -40,6 +40,7 @@ COLOURS = {
     "decode": "#c7e9c0",
 }
 _OTHER_COLOUR = "#eeeeee"
+_RESOLUTION = 600  # of the longest life in the figure: shorter stretches are not drawn
 IN_WORDS = {
     BEFORE_SUBMIT: "due while a step ran: the client could not submit it yet",
     **{reason.value: text for reason, (text, _) in WAITS_FOR.items()},
@@ -151,8 +152,17 @@ def waiting_figure(lesson: Lesson) -> Any:
         bottoms = [0.0] * len(runs)
         for reason in reasons:
             heights = [run.waiting_s.get(reason, 0.0) for run in runs]
-            axis.bar(labels, heights, bottom=bottoms, color=COLOURS.get(reason, _OTHER_COLOUR))
+            boxes = [
+                (place - 0.4, place + 0.4, bottom, bottom + height)
+                for place, (bottom, height) in enumerate(zip(bottoms, heights, strict=True))
+                if height
+            ]
+            if boxes:
+                axis.add_patch(_rectangles(boxes, COLOURS.get(reason, _OTHER_COLOUR)))
             bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        axis.set_xlim(-0.6, len(runs) - 0.4)
+        axis.set_ylim(0, 1.05 * max(bottoms) or 1.0)
+        axis.set_xticks(range(len(runs)), labels)
         axis.set_title(f"{policy} (its own scale)", fontsize=10)
         axis.set_xlabel("request rate, part of the capacity")
         axis.set_ylabel("seconds of waiting, all requests")
@@ -199,11 +209,13 @@ def worst_figure(lesson: Lesson) -> Any:
     chosen = _to_compare(lesson)
     figure, axes = _new_figure(1, max(1, len(chosen)), 6.4, sharex=True)
     seen: set[str] = set()
+    lives = [one.slices[-1].end_s - one.slices[0].start_s for requests in chosen.values() for one in requests]
+    finest_s = max(lives, default=0.0) / _RESOLUTION
     for axis, (policy, requests) in zip(axes[0], chosen.items(), strict=False):
         boxes: dict[str, list[tuple[float, float, float, float]]] = {}
         for row, request in enumerate(requests):
             origin_s = request.slices[0].start_s
-            for part in request.slices:
+            for part in _visible(request.slices, finest_s):
                 left, right = (part.start_s - origin_s) * 1e3, (part.end_s - origin_s) * 1e3
                 boxes.setdefault(part.what, []).append((left, right, row - 0.45, row + 0.45))
         for what, of_it in boxes.items():
@@ -243,6 +255,17 @@ def _new_figure(rows: int, columns: int, row_height: float, *, width: float = 11
     return figure, figure.subplots(rows, columns, squeeze=False, sharex=sharex)
 
 
+def _visible(slices: Sequence[Slice], finest_s: float) -> list[Slice]:
+    """Without those too short to be seen, which count to the one before them; adjacent ones of a kind are one."""
+    kept: list[Slice] = []
+    for part in slices:
+        if kept and (part.what == kept[-1].what or part.end_s - part.start_s < finest_s):
+            kept[-1] = Slice(kept[-1].start_s, part.end_s, kept[-1].what)
+        else:
+            kept.append(part)
+    return kept
+
+
 def _rectangles(boxes: Sequence[tuple[float, float, float, float]], colour: str) -> Any:
     """Many rectangles (left, right, low, high) of a colour as one path, which keeps the file small."""
     path = import_module("matplotlib.path").Path
@@ -268,7 +291,7 @@ def _finish(axis: Any, *, legend: bool = True) -> None:
         if side.get_scale() == "log" and isinstance(side.get_major_locator(), ticker.LogLocator):
             side.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
             side.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-            side.set_minor_formatter(ticker.NullFormatter())
+            side.set_minor_locator(ticker.NullLocator())
     if legend and axis.get_legend_handles_labels()[1]:
         axis.legend(fontsize=8)
 

@@ -22,7 +22,7 @@ from pyengine.simulate.results import Quantiles, quantiles
 
 BEFORE_SUBMIT = "before_submit"  # due while a step ran: the client could not submit it yet
 NUM_WORST = 50
-_NUM_WARM_UP = 48
+_NUM_WARM_UP = 24
 _WARM_UP_SEED = 1 << 20
 # Threads of the trace, as pyengine.scheduler.trace numbers them.
 _REQUESTS = 1

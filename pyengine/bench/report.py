@@ -96,8 +96,9 @@ def about(lesson: Lesson) -> list[str]:
     return [
         *texts,
         f"Under load the engine has max_num_seqs = {setting['max_num_seqs']}, max_num_batched_tokens = "
-        f"{setting['max_num_batched_tokens']} and a KV pool of {setting['num_blocks']} blocks of "
-        f"{setting['block_size']} tokens (kv_cache_memory = {setting['kv_cache_memory']:,} bytes). The pool is that "
+        f"{setting['max_num_batched_tokens']}, window = {setting['window']} and a KV pool of "
+        f"{setting['num_blocks']} blocks of {setting['block_size']} tokens (kv_cache_memory = "
+        f"{setting['kv_cache_memory']:,} bytes). The pool is that "
         "small on purpose, two of the longest requests fill it: with a pool that nobody fills all policies are alike.",
         f"{lesson.num_requests} requests a run: {setting['workload_in_words']}. A request's true length is known to "
         "the client alone: a stop token is forbidden before it and forced then. Prompts are random tokens; no two "
