@@ -36,11 +36,14 @@ from pyengine.simulate.trace_file import read_trace
 from pyengine.simulate.workload import Generator, SimRequest, Workload, scaled
 
 SETTINGS: dict[str, Any] = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
-PROMPTS = "0.9*lognormal:300:1+0.1*uniform:6000:20000"
+LONG = "0.1*uniform:6000:20000"
+PROMPTS = f"0.9*lognormal:300:1+{LONG}"
+CHAT_PROMPTS = f"0.9*uniform:50:400+{LONG}"
 OUTPUTS = "lognormal:180:0.64"  # mean 221
 TIGHT = Generator("gamma", 2000, parse_lengths(PROMPTS, "prompts"), parse_lengths(OUTPUTS, "outputs"), rate=8.0, cv=2.0)
+CHAT = replace(TIGHT, prompt=parse_lengths(CHAT_PROMPTS, "prompts"))
 SETUP = Setup(EXAMPLE, max_tokens=2048)
-COMPARED = "static fifo fifo-predicted best-fit q0.5:best-fit,capacity_quantile=0.5 best-fit-guaranteed shortest oracle"
+COMPARED = "static fifo-no-reserve fifo fifo-predicted best-fit q0.5:best-fit,capacity_quantile=0.5 best-fit-guaranteed shortest oracle"
 HASH_BLOCK = 512  # tokens of one hash id in the Mooncake traces
 
 
@@ -64,18 +67,19 @@ def show(name: str, results: Sequence[RunResult], options: Options) -> None:
 
 
 def tight(options: Options) -> None:
-    """The tight pool, and how it compares with what is aimed at."""
-    experiment = Experiment(TIGHT, tuple(parse_policies(COMPARED)), SETUP, SETTINGS, seeds=options.seeds)
-    results = experiment.run_all(options.jobs)
-    show("tight", results, options)
-    runs = by_policy(results)
-    fifo, ours, oracle = ({name: median(runs[p], name) for name in AIMS} for p in ("fifo", "best-fit", "oracle"))
-    for name, aim in AIMS.items():
-        line = (
-            f"{name:<16} fifo {fifo[name]:8.3f}   best-fit {ours[name]:8.3f}   oracle {oracle[name]:8.3f}   aim: {aim}"
-        )
-        print(line)
-    print()
+    """The tight pool with two kinds of short prompts, and how it compares with what is aimed at."""
+    for name, load, prompts in (("tight", TIGHT, PROMPTS), ("chat", CHAT, CHAT_PROMPTS)):
+        print(f"prompts {prompts}")
+        experiment = Experiment(load, tuple(parse_policies(COMPARED)), SETUP, SETTINGS, seeds=options.seeds)
+        results = experiment.run_all(options.jobs)
+        show(name, results, options)
+        runs = by_policy(results)
+        policies = ("fifo-no-reserve", "fifo", "best-fit", "oracle")
+        print(f"{'':<16}" + "".join(f"{policy:>16}" for policy in policies))
+        for aim, wanted in AIMS.items():
+            values = "".join(f"{median(runs[policy], aim):>16.3f}" for policy in policies)
+            print(f"{aim:<16}{values}   aim: {wanted}")
+        print(flush=True)
 
 
 AIMS = {

@@ -15,11 +15,14 @@ LENGTHS = ("declared", "known")
 # Where they come from is the device and the workload; a policy may set the others.
 _NOT_A_POLICY = frozenset({"max_context", "block_size"})
 _COMMON_ENGINE: dict[str, Any] = {"order": "fifo", "packing": "none", "capacity": "optimistic"}
+# What the most used engines do: nothing is left free for growth, and the latest arrival is preempted.
+_NO_RESERVE: dict[str, Any] = {**_COMMON_ENGINE, "watermark": 0.0, "victim": "latest"}
 _PACKED: dict[str, Any] = {"order": "fifo", "packing": "best_fit", "capacity": "predicted"}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "static": {**_COMMON_ENGINE, "batching": "static"},
     "fifo": _COMMON_ENGINE,
+    "fifo-no-reserve": _NO_RESERVE,
     "fifo-guaranteed": {**_COMMON_ENGINE, "capacity": "guaranteed"},
     "fifo-predicted": {**_COMMON_ENGINE, "capacity": "predicted"},
     "best-fit": _PACKED,
