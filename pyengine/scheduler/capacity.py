@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from pyengine.config import SchedulerConfig
 from pyengine.errors import PolicyFault
-from pyengine.kv_cache.blocks import last_horizon, need
+from pyengine.kv_cache.blocks import last_horizon, need, num_blocks_for
 from pyengine.kv_cache.kv_cache import KVCache, Prefix
 from pyengine.request import Request
-from pyengine.scheduler.forecast import Charge, Forecast, decode_charge, worst_charge
-from pyengine.scheduler.verdict import Reason, Verdict
+from pyengine.scheduler.forecast import Charge, Forecast, decode_charge
+from pyengine.scheduler.verdict import STARTS, Reason, Verdict
 
 MIN_LENGTHS = 16  # below so many known outputs nothing is predicted
 MAX_LENGTHS = 1000  # older ones are forgotten
@@ -107,18 +107,29 @@ class Capacity:
         bucket = self.forecast.first_room(self._config.num_blocks - needed, self._config.max_num_seqs - 1)
         return None if bucket is None else Reservation(bucket, needed)
 
+    def _use_of(self, request: Request, horizon: int) -> tuple[int, int]:
+        """Blocks of `request` at the end of the present bucket, and the last bucket in which it runs, if it starts now.
+
+        All of its known tokens are computed in a step of this bucket, whichever that is: this is at most a block more,
+        and a bucket longer, than what it will be charged; and as long as the bucket is the same, so is the answer.
+        """
+        size = self._config.block_size
+        last = self.forecast.bucket + (size - 1 + horizon) // size
+        return num_blocks_for(request.num_tokens + size - 1, size), last
+
     def would_delay(self, reservation: Reservation, request: Request) -> Verdict:
         """Whether starting `request` now, all of its tokens computed in this step, would move `reservation`."""
-        charge = worst_charge(request.num_tokens, self.expect(request), self.forecast.bucket, self._config.block_size)
-        assert charge.last_bucket is not None
-        if charge.last_bucket < reservation.bucket:
-            return Verdict(None)
-        needed = self.forecast.peak_with(charge, reservation.bucket) + reservation.num_blocks
+        horizon = self.expect(request)
+        num_blocks, last = self._use_of(request, horizon)
+        if last < reservation.bucket:
+            return STARTS
+        final = need(request, horizon, self._config.block_size)
+        needed = self.forecast.peak_with(num_blocks, final, last, reservation.bucket) + reservation.num_blocks
         if needed > self._config.num_blocks:
             return Verdict(Reason.WOULD_DELAY_HEAD, needed, self._config.num_blocks)
         if self.forecast.most_seats(reservation.bucket) + 2 > self._config.max_num_seqs:
             return Verdict(Reason.WOULD_DELAY_HEAD, needed, self._config.num_blocks)
-        return Verdict(None)
+        return STARTS
 
     def begin(self, step: int) -> None:
         """Step `step` is about to be planned. Those that outlived what they were charged for are charged anew."""
@@ -234,11 +245,12 @@ class Predicted(Capacity):
 class OutputLengths:
     """The lengths of recent outputs, in tokens."""
 
-    __slots__ = ("_recent", "_sorted")
+    __slots__ = ("_first_quantile", "_recent", "_sorted")
 
     def __init__(self) -> None:
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
+        self._first_quantile: dict[float, int] = {}  # of those that have made nothing, until the next output ends
 
     def add(self, length: int) -> None:
         """An output of `length` tokens has ended."""
@@ -247,6 +259,7 @@ class OutputLengths:
             del self._sorted[bisect_right(self._sorted, oldest) - 1]
         self._recent.append(length)
         insort(self._sorted, length)
+        self._first_quantile.clear()
 
     def expect(self, request: Request, quantile: float) -> int:
         """Output tokens that `request` is expected to reach, more than it has and at most max_tokens.
@@ -257,7 +270,11 @@ class OutputLengths:
         if len(known) < MIN_LENGTHS:
             return request.max_tokens
         made = request.num_output_tokens
-        first = bisect_right(known, made) if made else 0
+        if made == 0:
+            if quantile not in self._first_quantile:
+                self._first_quantile[quantile] = known[int(quantile * (len(known) - 1))]
+            return min(request.max_tokens, self._first_quantile[quantile])
+        first = bisect_right(known, made)
         if first == len(known):
             return min(request.max_tokens, 2 * made)
         return min(request.max_tokens, known[first + int(quantile * (len(known) - first - 1))])
@@ -279,8 +296,8 @@ def _fits_later(capacity: Capacity, request: Request, whole_in_step: bool) -> Ve
     if final <= usable:
         return Verdict(None, final, usable)
     if whole_in_step:
-        charge = worst_charge(request.num_tokens, horizon, forecast.bucket, config.block_size)
-        if forecast.peak_with(charge) <= most:
+        num_blocks, last = capacity._use_of(request, horizon)
+        if forecast.peak_with(num_blocks, final, last) <= most:
             return Verdict(None, final, final)
     return Verdict(Reason.KV_PEAK, final, usable)
 

@@ -34,16 +34,6 @@ def decode_charge(num_tokens: int, horizon: int, step: int, block_size: int) -> 
     )
 
 
-def worst_charge(num_tokens: int, horizon: int, bucket: int, block_size: int) -> Charge:
-    """The charge of a request whose known tokens are all computed in some step of `bucket`, whichever that is.
-
-    At most a block more than the right one in any bucket; and as long as the bucket is the same, so is the answer.
-    """
-    first, last = bucket * block_size, (bucket + 1) * block_size - 1
-    early = decode_charge(num_tokens, horizon, first, block_size)
-    return Charge(early.final, early.offset, (last + horizon) // block_size)
-
-
 class Forecast:
     """The sum of the charges of all running requests.
 
@@ -68,6 +58,8 @@ class Forecast:
         "_bucket",
         "_end",
         "_first",
+        "_known",
+        "_known_of",
         "_peak",
         "_peak_of",
         "_prefill_blocks",
@@ -89,6 +81,8 @@ class Forecast:
         self._prefill_seats = 0
         self._peak = 0
         self._peak_of = (-1, -1)
+        self._known: dict[tuple[int, int], tuple[int, int]] = {}  # see _worst
+        self._known_of = (-1, -1)
         self.version = 0
 
     @property
@@ -129,18 +123,27 @@ class Forecast:
             self._peak_of = (self.version, self._bucket)
         return self._peak
 
-    def peak_with(self, charge: Charge, start: int | None = None) -> int:
-        """As `peak`, with one more request, from bucket `start` (None: now) on, while that one runs."""
-        start = self._bucket if start is None else start
-        if charge.last_bucket is None:
-            return self.peak() + charge.final
-        first, last = start - self._first, charge.last_bucket - self._first
-        if last < first:
-            return 0
-        column = self._blocks[first : last + 1] + self._ramp[first : last + 1]
-        column += charge.offset + self._first
-        np.minimum(column, self._blocks[first : last + 1] + charge.final, out=column)
-        return int(column.max()) + self._prefill_blocks
+    def peak_with(self, num_blocks: int, final: int, last: int, start: int | None = None) -> int:
+        """At most what `peak` is with one more request, from bucket `start` (None: now) on, while that one runs.
+
+        It uses `num_blocks` in the present bucket and one more in each later one up to `last`, and never above `final`.
+        """
+        rising, highest = self._worst(self._bucket if start is None else start, last)
+        return min(num_blocks - self._bucket + rising, final + highest) + self._prefill_blocks
+
+    def _worst(self, start: int, last: int) -> tuple[int, int]:
+        """The most that blocks + bucket, and that blocks are from `start` to `last`; worked out once for each state."""
+        state = (self.version, self._bucket)
+        if self._known_of != state:
+            self._known.clear()
+            self._known_of = state
+        known = self._known.get((start, last))
+        if known is None:
+            first, end = start - self._first, last + 1 - self._first
+            column = self._blocks[first:end]
+            known = int((column + self._ramp[first:end]).max()) + self._first, int(column.max())
+            self._known[start, last] = known
+        return known
 
     def most_seats(self, start: int) -> int:
         """Most requests that run in any bucket from `start` on."""
