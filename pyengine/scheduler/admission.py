@@ -9,10 +9,11 @@ from pyengine.config import SchedulerConfig
 from pyengine.errors import PolicyFault
 from pyengine.kv_cache.kv_cache import KVCache, Prefix
 from pyengine.request import Request, RequestState
-from pyengine.scheduler.capacity import Capacity, Reservation
+from pyengine.scheduler.capacity import Capacity
 from pyengine.scheduler.decision_log import DecisionLog
 from pyengine.scheduler.order import Order, WaitingQueue
 from pyengine.scheduler.plan import PlanDraft
+from pyengine.scheduler.reservation import Reservation
 from pyengine.scheduler.verdict import STARTS, Reason, Verdict
 
 SHARED_REASONS = frozenset({Reason.MAX_SEQS, Reason.TOKEN_BUDGET, Reason.LATENCY_LIMIT})
@@ -134,6 +135,8 @@ class Admission:
             self._started_before_head = request
         self._ready.clear()
         self._start(request, prefix, self.head)
+        if self.reservation is not None:
+            self._capacity.passed(self.reservation, request)
         self.num_started += 1
         self.num_running += 1
         return verdict
@@ -154,7 +157,7 @@ class Admission:
         self.reservation = self._capacity.reserve(head)
         if self._started_before_head is not None:
             self._log.void_reservation(head, self._started_before_head)
-        start = None if self.reservation is None else self.reservation.bucket * self.config.block_size
+        start = None if self.reservation is None else self.reservation.step
         self._log.reserved(head, start)
         if head.queue_ns_at(self.now_ns) >= self.barrier_ns:
             self._rest = Reason.AGING_BARRIER

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pyengine.config import SchedulerConfig
 from pyengine.errors import PolicyFault
@@ -13,23 +12,11 @@ from pyengine.kv_cache.blocks import last_horizon, need, num_blocks_for
 from pyengine.kv_cache.kv_cache import KVCache, Prefix
 from pyengine.request import Request
 from pyengine.scheduler.forecast import Charge, Forecast, decode_charge
+from pyengine.scheduler.reservation import Reservation, Start
 from pyengine.scheduler.verdict import STARTS, Reason, Verdict
 
 MIN_LENGTHS = 16  # below so many known outputs nothing is predicted
 MAX_LENGTHS = 1000  # older ones are forgotten
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """The promise to a blocked head: from the first step of `bucket` on it fits, and nobody who passes may change that.
-
-    Attributes:
-        bucket: the first in which the head fits, if everyone runs as long as is forecast.
-        num_blocks: KV blocks that the head then needs, with what a start leaves free.
-    """
-
-    bucket: int
-    num_blocks: int
 
 
 class Capacity:
@@ -45,6 +32,7 @@ class Capacity:
         self._cache = cache
         self._config = config
         self.forecast = Forecast(config.max_context, config.block_size)
+        self._step = 0  # the present one
         self._charges: dict[Request, Charge] = {}
         self._ends: dict[int, dict[Request, None]] = {}  # decodes by the last bucket they are charged for
         self.spare = 0  # blocks that a start leaves free while others run
@@ -102,10 +90,30 @@ class Capacity:
     # ---- The forecast
 
     def reserve(self, head: Request) -> Reservation | None:
-        """When `head`, which does not fit now, is sure to fit; None if that is not known."""
-        needed = self._final(head) + self.spare
-        bucket = self.forecast.first_room(self._config.num_blocks - needed, self._config.max_num_seqs - 1)
-        return None if bucket is None else Reservation(bucket, needed)
+        """When `head`, which does not fit now, starts if all goes as forecast; None if that is not known."""
+        horizon = self.expect(head)
+        final = need(head, horizon, self._config.block_size)
+        num_blocks, last = self._use_of(head, horizon)
+        certain = self._first_start(final, final, None)
+        early = self._first_start(num_blocks, final, last - self.forecast.bucket)
+        if certain is None or early is None:
+            return None
+        return Reservation(certain, early, self._config.num_blocks - self.spare, self._config.max_num_seqs)
+
+    def _first_start(self, at_start: int, final: int, life: int | None) -> Start | None:
+        config, forecast = self._config, self.forecast
+        usable, num_seats = config.num_blocks - self.spare, config.max_num_seqs - 1
+        bucket = forecast.first_start(usable, num_seats, at_start, final, life)
+        if bucket is None:
+            return None
+        blocks, seats = forecast.use_from(bucket, life)
+        start = Start(bucket, config.block_size, blocks, seats, at_start, final)
+        ending = sorted((self._charges[request] for request in self._ends.get(bucket, ())), key=_last_step)
+        for charge in ending:
+            if start.num_seats <= num_seats and start.needed() <= usable:
+                break
+            start.leave(charge.final, charge.last_step)
+        return start
 
     def _use_of(self, request: Request, horizon: int) -> tuple[int, int]:
         """Blocks of `request` at the end of the present bucket, and the last bucket in which it runs, if it starts now.
@@ -119,20 +127,21 @@ class Capacity:
 
     def would_delay(self, reservation: Reservation, request: Request) -> Verdict:
         """Whether starting `request` now, all of its tokens computed in this step, would move `reservation`."""
+        needed = reservation.delayed_by(*self._final_use(request))
+        return STARTS if needed is None else Verdict(Reason.WOULD_DELAY_HEAD, needed, reservation.usable)
+
+    def passed(self, reservation: Reservation, request: Request) -> None:
+        """`request` has started, and will not move `reservation`."""
+        reservation.take(*self._final_use(request))
+
+    def _final_use(self, request: Request) -> tuple[int, int]:
+        """The most blocks that `request` will have if it starts now, and the last step in which it has them."""
         horizon = self.expect(request)
-        num_blocks, last = self._use_of(request, horizon)
-        if last < reservation.bucket:
-            return STARTS
-        final = need(request, horizon, self._config.block_size)
-        needed = self.forecast.peak_with(num_blocks, final, last, reservation.bucket) + reservation.num_blocks
-        if needed > self._config.num_blocks:
-            return Verdict(Reason.WOULD_DELAY_HEAD, needed, self._config.num_blocks)
-        if self.forecast.most_seats(reservation.bucket) + 2 > self._config.max_num_seqs:
-            return Verdict(Reason.WOULD_DELAY_HEAD, needed, self._config.num_blocks)
-        return STARTS
+        return need(request, horizon, self._config.block_size), self._step + horizon
 
     def begin(self, step: int) -> None:
         """Step `step` is about to be planned. Those that outlived what they were charged for are charged anew."""
+        self._step = step
         bucket = step // self._config.block_size
         if bucket == self.forecast.bucket:
             return
@@ -148,9 +157,9 @@ class Capacity:
         self._put(request, Charge(self._final(request)))
 
     def decodes(self, request: Request, step: int) -> None:
-        """`request` is in state DECODE: from `step` on it gains one token in each step."""
+        """All tokens that `request` knows are computed in `step`, and then it gains one in each step."""
         self._remove(request)
-        self._charge_decode(request, step)
+        self._put(request, decode_charge(request.num_tokens, self.expect(request), step, self._config.block_size))
 
     def left(self, request: Request) -> None:
         """`request` runs no more and has given its blocks back."""
@@ -278,6 +287,10 @@ class OutputLengths:
         if first == len(known):
             return min(request.max_tokens, 2 * made)
         return min(request.max_tokens, known[first + int(quantile * (len(known) - first - 1))])
+
+
+def _last_step(charge: Charge) -> int:
+    return charge.last_step
 
 
 def _fits_now(cache: KVCache, request: Request, prefix: Prefix, spare: int) -> Verdict:

@@ -19,6 +19,7 @@ class Charge:
     final: int
     offset: int = 0
     last_bucket: int | None = None
+    last_step: int = 0  # within the last bucket
 
 
 def decode_charge(num_tokens: int, horizon: int, step: int, block_size: int) -> Charge:
@@ -31,6 +32,7 @@ def decode_charge(num_tokens: int, horizon: int, step: int, block_size: int) -> 
         final=num_blocks_for(num_tokens + horizon, block_size),
         offset=num_blocks_for(base + block_size - 1, block_size),
         last_bucket=(step + horizon) // block_size,
+        last_step=step + horizon,
     )
 
 
@@ -57,6 +59,8 @@ class Forecast:
         "_blocks",
         "_bucket",
         "_end",
+        "_ending_blocks",
+        "_ending_seats",
         "_first",
         "_known",
         "_known_of",
@@ -73,6 +77,8 @@ class Forecast:
         size = 2 * (num_blocks_for(max_context, block_size) + 2)
         self._blocks = np.zeros(size, np.int64)  # of decodes, for bucket _first + index
         self._seats = np.zeros(size, np.int64)
+        self._ending_blocks = np.zeros(size, np.int64)  # of these, the part of those that end in the bucket
+        self._ending_seats = np.zeros(size, np.int64)
         self._ramp = np.arange(size)
         self._first = 0
         self._bucket = 0  # the present one
@@ -94,7 +100,7 @@ class Forecast:
         """Let `bucket` be the present one; those before it are forgotten."""
         self._bucket = bucket
         if bucket - self._first >= len(self._blocks) // 2:
-            for column in (self._blocks, self._seats):
+            for column in (self._blocks, self._seats, self._ending_blocks, self._ending_seats):
                 kept = column[bucket - self._first :].copy()
                 column[: len(kept)] = kept
                 column[len(kept) :] = 0
@@ -113,6 +119,8 @@ class Forecast:
         self._blocks[start:last] += sign * (self._ramp[start:last] + (charge.offset + self._first))
         self._blocks[last] += sign * charge.final
         self._seats[start : last + 1] += sign
+        self._ending_blocks[last] += sign * charge.final
+        self._ending_seats[last] += sign
         self._end = max(self._end, charge.last_bucket + 1)
 
     def peak(self) -> int:
@@ -162,6 +170,40 @@ class Forecast:
         found = np.flatnonzero(too_many)
         return self._bucket if len(found) == 0 else self._bucket + int(found[-1]) + 1
 
+    def first_start(self, usable: int, num_seats: int, at_start: int, final: int, life: int | None) -> int | None:
+        """The first bucket in which, once those have ended that end in it, one more can start; None: there is none.
+
+        It has `at_start` blocks in its first bucket and one more in each of `life` others (None: for ever), at most
+        `final`; together at most `usable` blocks, and `num_seats` others beside it.
+        """
+        if final + self._prefill_blocks > usable or self._prefill_seats > num_seats:
+            return None
+        blocks = self._future(self._blocks)
+        number = len(blocks)
+        more = number if life is None else life
+        column = np.concatenate((blocks, np.zeros(more + 1, np.int64)))
+        ramp = np.arange(len(column))
+        own = blocks - self._future(self._ending_blocks)
+        now = ramp[:number]
+        behind, behind_rising = own, own + now
+        if life != 0:
+            width = len(column) if life is None else life
+            behind = _window_max(column, width)[1 : number + 1]
+            behind_rising = _window_max(column + ramp, width)[1 : number + 1]
+        needed = np.minimum(at_start + np.maximum(own, behind_rising - now), final + np.maximum(own, behind))
+        fits = needed + self._prefill_blocks <= usable
+        fits &= self._future(self._seats) - self._future(self._ending_seats) + self._prefill_seats <= num_seats
+        found = np.flatnonzero(fits)
+        return self._bucket + (int(found[0]) if len(found) else number)
+
+    def use_from(self, bucket: int, life: int | None) -> tuple[np.ndarray, int]:
+        """A copy of the blocks in use in `bucket` and `life` more (None: all) from then on, and the seats in it."""
+        end = max(self._end, bucket + 1) if life is None else bucket + life + 1
+        column = np.full(end - bucket, self._prefill_blocks, np.int64)
+        known = self._blocks[bucket - self._first : end - self._first]
+        column[: len(known)] += known
+        return column, int(self._seats[bucket - self._first]) + self._prefill_seats
+
     @property
     def last_bucket(self) -> int:
         """The bucket behind the last in which any decode that was ever counted was expected to run."""
@@ -169,3 +211,15 @@ class Forecast:
 
     def _future(self, column: np.ndarray) -> np.ndarray:
         return column[self._bucket - self._first : max(self._end, self._bucket) - self._first]
+
+
+def _window_max(column: np.ndarray, width: int) -> np.ndarray:
+    """For each index the largest of the next `width` values from it on, fewer at the end, in O(len)."""
+    if width >= len(column):
+        return np.maximum.accumulate(column[::-1])[::-1]
+    padded = np.full((len(column) // width + 2) * width, np.iinfo(np.int64).min, np.int64)
+    padded[: len(column)] = column
+    groups = padded.reshape(-1, width)
+    to_the_end = np.maximum.accumulate(groups[:, ::-1], axis=1)[:, ::-1].ravel()
+    from_the_beginning = np.maximum.accumulate(groups, axis=1).ravel()
+    return np.maximum(to_the_end[: len(column)], from_the_beginning[width - 1 : width - 1 + len(column)])

@@ -420,7 +420,12 @@ class Scheduler:
         for request in sorted(self._prefilling, key=_prefill_order):
             if draft.budget == 0:
                 return
-            draft.add_chunk(request)
+            self._add_chunk(draft, request)
+
+    def _add_chunk(self, draft: PlanDraft, request: Request) -> None:
+        draft.add_chunk(request)
+        if draft.samples[-1]:
+            self._capacity.decodes(request, draft.step)
 
     def _admit(self, draft: PlanDraft, now_ns: int) -> Reason | None:
         """Start those that wait, as the packing decides; returns what ended the admissions."""
@@ -520,7 +525,7 @@ class Scheduler:
         self._count_itl_limit(request, 1)
         self._capacity.started(request)
         draft.joined.append(request)
-        draft.add_chunk(request)
+        self._add_chunk(draft, request)
 
     def _note_head(self, head: Request | None) -> None:
         """A reservation is void when a request of higher order has become the head."""
@@ -569,7 +574,6 @@ class Scheduler:
         move(request, RequestState.DECODE, now_ns)
         self._num_decode_kv += request.num_computed_tokens
         self._order.decodes(request)
-        self._capacity.decodes(request, self._step)
         last_step = self._step - 1 + request.max_tokens - request.num_output_tokens - 1
         self._last_steps.setdefault(last_step, []).append(request)
 

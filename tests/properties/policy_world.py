@@ -16,11 +16,12 @@ from typing import Any
 from pyengine.request import Request, RequestState
 from pyengine.scheduler import Reason, Scheduler, StepPlan
 from pyengine.scheduler.admission import Admission
-from pyengine.scheduler.capacity import Guaranteed, Reservation
+from pyengine.scheduler.capacity import Guaranteed
 from pyengine.scheduler.decision_log import DecisionLog
 from pyengine.scheduler.forecast import Forecast
 from pyengine.scheduler.order import Fair
 from pyengine.scheduler.plan import PlanDraft
+from pyengine.scheduler.reservation import Reservation
 from pyengine.scheduler.step_time import StepFeatures, StepTimeModel, step_features
 
 from .scheduler_world import CachedWorld
@@ -64,6 +65,7 @@ class Seen:
     service: dict[str, int] = field(default_factory=dict)
     head: Request | None = None
     reservation: Reservation | None = None
+    stopped_by: Reason | None = None
 
 
 class WatchedFair(Fair):
@@ -103,6 +105,7 @@ class WatchedScheduler(Scheduler):
         self.seen.service = dict(self._order.service) if isinstance(self._order, Fair) else {}
         done = super()._run_packing(admission)
         self.seen.head, self.seen.reservation = admission.head, admission.reservation
+        self.seen.stopped_by = admission.stopped_by
         return done
 
 
@@ -355,7 +358,7 @@ class PolicyWorld(CachedWorld):
             assert plan.samples[plan.requests.index(request)]
             reservation = self.seen.reservation
             assert reservation is not None
-            assert reservation.bucket * self.config.block_size > plan.step
+            assert reservation.step > plan.step
         if self.passers and self.on_passing is not None:
             assert self.copy is not None
             assert self.seen.head is not None
@@ -380,7 +383,7 @@ class PolicyWorld(CachedWorld):
 
         But when one of higher order came, or the gate for all was closed, or prompts ahead used up the step's tokens.
         """
-        seen, size = self.seen, self.config.block_size
+        seen = self.seen
         if self.config.capacity != "guaranteed":
             return
         if not seen.is_open:
@@ -403,7 +406,7 @@ class PolicyWorld(CachedWorld):
             self.promises.clear()
         if head is None:
             return
-        start = None if seen.reservation is None else seen.reservation.bucket * size
+        start = None if seen.reservation is None else seen.reservation.step
         promised = self.promises.get(head)
         if promised is not None and head not in self.excused:
             assert start is not None

@@ -54,7 +54,7 @@ INVARIANTS = {
 def trials() -> Failures:
     failures = Failures()
     failures.run(range(27))
-    failures.run(range(100, 112), **PASSING)
+    failures.run(range(100, 114), **PASSING)
     failures.run(range(200, 215), **{**PASSING, "capacity": "guaranteed"})
     failures.run(range(300, 312), **PREEMPTING)
     return failures
@@ -72,7 +72,7 @@ def test_nothing_else_goes_wrong(trials: Failures) -> None:
 
 def test_the_trials_pass_heads_preempt_refuse_and_share(trials: Failures) -> None:
     worlds = [trial.world for trial in trials.trials]
-    assert sum(world.num_passers for world in worlds) > 60
+    assert sum(world.num_passers for world in worlds) > 40
     assert sum(world.num_heads for world in worlds) > 30
     assert sum(request.num_preemptions for world in worlds for request in world.requests) > 40
     assert sum(trial.refused["late"] for trial in trials.trials) > 10
@@ -89,6 +89,7 @@ def test_to_log_or_not_changes_no_plan(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(400, 406))
 def test_the_recorded_calls_replay_to_the_identical_plans(seed: int) -> None:
     trial = Trial(seed)
+    trial.world.wants_fork = lambda: False
     key_of = {}
     plans = []
     schedule = trial.world.scheduler.schedule
