@@ -41,7 +41,7 @@ TESTS = (
     "tests/properties/test_scheduler_policy_machine.py",
     "tests/scheduler",
 )
-TIMEOUT_S = 600
+TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Fault:
 
 SCHEDULER, ADMISSION, CAPACITY = "scheduler/scheduler.py", "scheduler/admission.py", "scheduler/capacity.py"
 FORECAST, ORDER, PACKING = "scheduler/forecast.py", "scheduler/order.py", "scheduler/packing.py"
+RESERVATION = "scheduler/reservation.py"
 BATCHING, VICTIM, LATENCY = "scheduler/batching.py", "scheduler/victim.py", "scheduler/latency.py"
 PLAN, LEDGER, LOG = "scheduler/plan.py", "scheduler/ledger.py", "scheduler/decision_log.py"
 POOL, CACHE, BLOCKS, HASHES = (
@@ -332,31 +333,6 @@ FAULTS = (
     ),
     # Capacity
     Fault(
-        "capacity: the head's spare is forgotten",
-        CAPACITY,
-        "needed = self._final(head) + self.spare",
-        "needed = self._final(head)",
-    ),
-    Fault("capacity: the head needs no seat", CAPACITY, "self._config.max_num_seqs - 1)", "self._config.max_num_seqs)"),
-    Fault(
-        "capacity: who ends in the head's bucket does not delay it",
-        CAPACITY,
-        "if last < reservation.bucket:",
-        "if last <= reservation.bucket:",
-    ),
-    Fault(
-        "capacity: one block too many behind the head",
-        CAPACITY,
-        "        if needed > self._config.num_blocks:\n",
-        "        if needed > self._config.num_blocks + 1:\n",
-    ),
-    Fault(
-        "capacity: one seat too many behind the head",
-        CAPACITY,
-        "most_seats(reservation.bucket) + 2 > self._config.max_num_seqs",
-        "most_seats(reservation.bucket) + 1 > self._config.max_num_seqs",
-    ),
-    Fault(
         "capacity: those that outlived their charge are not charged anew",
         CAPACITY,
         "                self._charge_decode(request, step)\n\n    def started",
@@ -390,12 +366,6 @@ FAULTS = (
         "horizon = self.expect(request) + request.num_tokens - known",
         "horizon = self.expect(request) + request.num_tokens - known + 16",
     ),
-    Fault(
-        "capacity: the decode is charged a step late",
-        CAPACITY,
-        "decode_charge(known, horizon, step - 1, self._config.block_size)",
-        "decode_charge(known, horizon, step, self._config.block_size)",
-    ),
     Fault("capacity: ends are not cleaned up", CAPACITY, "            del enders[request]\n", ""),
     Fault(
         "capacity: the shorter outputs are looked at",
@@ -409,7 +379,94 @@ FAULTS = (
         "            del self._sorted[bisect_right(self._sorted, oldest) - 1]\n",
         "",
     ),
+    Fault(
+        "capacity: a decode is charged a step late",
+        CAPACITY,
+        "decode_charge(request.num_tokens, self.expect(request), step, self._config.block_size)",
+        "decode_charge(request.num_tokens, self.expect(request), step + 1, self._config.block_size)",
+    ),
+    Fault(
+        "capacity: the head needs no seat",
+        CAPACITY,
+        "config.num_blocks - self.spare, config.max_num_seqs - 1",
+        "config.num_blocks - self.spare, config.max_num_seqs",
+    ),
+    Fault(
+        "capacity: the head's spare is forgotten",
+        CAPACITY,
+        "usable, num_seats = config.num_blocks - self.spare,",
+        "usable, num_seats = config.num_blocks,",
+    ),
+    Fault("capacity: ends are sorted by nothing", CAPACITY, "key=_last_step)", "key=lambda charge: -charge.last_step)"),
+    Fault(
+        "capacity: who passed is not counted behind the head",
+        CAPACITY,
+        "        reservation.take(*self._final_use(request))\n",
+        "        pass\n",
+    ),
+    # Reservation
+    Fault(
+        "reservation: who ends at the head's start does not delay it",
+        RESERVATION,
+        "if last_step < start.step:",
+        "if last_step <= start.step:",
+    ),
+    Fault("reservation: one block too many", RESERVATION, "needed > self.usable or", "needed > self.usable + 1 or"),
+    Fault(
+        "reservation: one seat too many",
+        RESERVATION,
+        "start.num_seats + 2 > self.max_num_seqs",
+        "start.num_seats + 1 > self.max_num_seqs",
+    ),
+    Fault(
+        "reservation: only the certain start counts",
+        RESERVATION,
+        "for start in (self.early, self.certain):",
+        "for start in (self.certain,):",
+    ),
+    Fault(
+        "reservation: only the early start counts",
+        RESERVATION,
+        "for start in (self.early, self.certain):",
+        "for start in (self.early,):",
+    ),
+    Fault(
+        "reservation: starts with the last step of another",
+        RESERVATION,
+        "self.step = last_step + 1",
+        "self.step = last_step",
+    ),
+    Fault(
+        "reservation: who has to end first keeps its blocks",
+        RESERVATION,
+        "        self._blocks[0] -= num_blocks\n",
+        "",
+    ),
+    Fault(
+        "reservation: who passes is gone a bucket early",
+        RESERVATION,
+        "            blocks[: last_step // self._size - self._bucket + 1] += num_blocks\n        return",
+        "            blocks[: last_step // self._size - self._bucket] += num_blocks\n        return",
+    ),
     # Forecast
+    Fault(
+        "forecast: those that end do not make room in their bucket",
+        FORECAST,
+        "own = blocks - self._future(self._ending_blocks)",
+        "own = blocks",
+    ),
+    Fault(
+        "forecast: those that end keep their seat in their bucket",
+        FORECAST,
+        "self._future(self._seats) - self._future(self._ending_seats)",
+        "self._future(self._seats)",
+    ),
+    Fault(
+        "forecast: the head's growth is forgotten",
+        FORECAST,
+        "at_start + np.maximum(own, behind_rising - now)",
+        "at_start + np.maximum(own, behind)",
+    ),
     Fault(
         "forecast: the offset is rounded down",
         FORECAST,

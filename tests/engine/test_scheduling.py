@@ -221,10 +221,7 @@ def test_forced_preemption_equals_no_preemption(make: PolicyEngine, victim: str)
 
 
 def test_a_tenant_that_floods_gets_no_more_than_another_beyond_the_bound(make: PolicyEngine) -> None:
-    """While both have something waiting, their service differs by at most two requests' worth and a full batch.
-
-    See docs/scheduling-proofs.md.
-    """
+    """While both have something waiting, S(a) - S(b) <= max(D, P) + w N L: see docs/scheduling-proofs.md."""
     engine = make(80, order="fair", max_num_seqs=4, packing="none", prefix_caching=False)
     for i in range(40):
         engine.submit(prompt(30, i), greedy(8), options=RequestOptions(tenant="flood"))
@@ -233,17 +230,14 @@ def test_a_tenant_that_floods_gets_no_more_than_another_beyond_the_bound(make: P
         engine.submit(prompt(30, 100 + i), greedy(8), request_id=f"few{i}", options=RequestOptions(tenant="few"))
     order = engine._scheduler._order
     before = dict(order.service)  # type: ignore[attr-defined]
-    longest, tenants = 30 + 2 * 8, {"flood", "few"}
+    tenants = {"flood", "few"}
     worst = 0
     while {request.tenant for request in engine._scheduler._waiting} == tenants:
         engine.step()
         gained = {name: order.service[name] - before[name] for name in tenants}  # type: ignore[attr-defined]
         worst = max(worst, abs(gained["flood"] - gained["few"]))
-    assert worst <= 2 * (30 + 4 * 2 * 8)
-    assert worst >= 0
-    started = [name for name in ends_of(drain(engine)) if name.startswith("few")]
-    assert started
-    assert longest
+    assert 0 < worst <= 30 + 2 * 4 * 8 + before["flood"] - before["few"] + 30
+    assert len(ends_of(drain(engine))) > 0
 
 
 # ---- Abort
