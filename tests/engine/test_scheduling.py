@@ -552,7 +552,7 @@ def test_a_victim_of_the_users_that_breaks_its_rules_is_refused_by_name_and_all_
         ("aging_barrier_s", -1, [">= 0"]),
         ("bypass_budget", "much", [">= 0"]),
         ("window", 0, ["1"]),
-        ("priority_promotion_s", -2, [">= 0"]),
+        ("priority_promotion_s", 0, ["> 0"]),
     ],
 )
 def test_a_setting_that_is_not_known_is_refused_with_all_that_are(

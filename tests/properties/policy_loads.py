@@ -152,7 +152,7 @@ def random_config(rng: random.Random, **fixed: Any) -> SchedulerConfig:
         "aging_barrier_s": rng.choice([10, 10, 10, 2e-5]),
         "bypass_budget": rng.choice([4, 4, 4, 0.5]),
         "window": rng.choice([64, 64, 64, 2]),
-        "priority_promotion_s": rng.choice([30, 3e-5, 0]),
+        "priority_promotion_s": rng.choice([30, 3e-5, 1e-9]),
     }
     return SchedulerConfig(**{**settings, **fixed})
 
