@@ -98,7 +98,11 @@ class Capacity:
         early = self._first_start(num_blocks, final, last - self.forecast.bucket)
         if certain is None or early is None:
             return None
-        return Reservation(certain, early, self._config.num_blocks - self.spare, self._config.max_num_seqs)
+        config = self._config
+        is_whole = head.num_tokens <= config.max_num_batched_tokens - config.max_num_seqs
+        if head.num_tokens > config.max_num_batched_tokens:
+            early = certain
+        return Reservation(certain, early, is_whole, config.num_blocks - self.spare, config.max_num_seqs)
 
     def _first_start(self, at_start: int, final: int, life: int | None) -> Start | None:
         config, forecast = self._config, self.forecast

@@ -62,13 +62,16 @@ class Reservation:
     """The promise to a blocked head: it starts at `step` at the latest, and nobody who passes changes when it does.
 
     Attributes:
-        certain / early: the moments at which the tests are met.
+        certain / early: the moments at which the tests are met; the same one if its prompt is longer than a step.
+        is_whole: whether its prompt fits into one step, however many run. If it may not beside one more, nobody who
+            passes runs at the early moment.
         usable: blocks that all together may use.
         max_num_seqs: the most that run at a time.
     """
 
     certain: Start
     early: Start
+    is_whole: bool
     usable: int
     max_num_seqs: int
 
@@ -83,11 +86,14 @@ class Reservation:
             if last_step < start.step:
                 continue
             needed = start.needed(num_blocks, last_step)
+            if start is not self.certain and not self.is_whole:
+                return needed
             if needed > self.usable or start.num_seats + 2 > self.max_num_seqs:
                 return needed
         return None
 
     def take(self, num_blocks: int, last_step: int) -> None:
         """One with `num_blocks` has passed, and runs until `last_step`."""
-        self.early.take(num_blocks, last_step)
         self.certain.take(num_blocks, last_step)
+        if self.early is not self.certain:
+            self.early.take(num_blocks, last_step)
