@@ -120,8 +120,9 @@ class SchedulerConfig:
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0, most=MAX_SECONDS * 1000, also=" or None")
         check_number("max_batch_wait_ms", self.max_batch_wait_ms, least=0, most=MAX_SECONDS * 1000)
-        for name in ("aging_barrier_s", "bypass_budget", "priority_promotion_s"):
+        for name in ("aging_barrier_s", "bypass_budget"):
             check_number(name, getattr(self, name), least=0, most=MAX_SECONDS)
+        check_number("priority_promotion_s", self.priority_promotion_s, above=0, most=MAX_SECONDS)
 
 
 def check_number(

@@ -29,13 +29,13 @@ from pyengine.kv_memory import check_kv_cache_memory, plan_kv_blocks
 from pyengine.loading import LoadedModel, load_model
 from pyengine.outputs import RequestMetrics, RequestOutput, StreamEvent, TokenLogprobs, refused_output
 from pyengine.request import Request
-from pyengine.request_options import RequestOptions
+from pyengine.request_options import RequestOptions, check_name
 from pyengine.sampling_params import SamplingParams
 from pyengine.sampling_row import SamplingRow, child_seed
-from pyengine.scheduler import Capacity, Order, Packing, Scheduler, StepPlan, Victim
+from pyengine.scheduler import Capacity, Order, Packing, Reason, Scheduler, StepPlan, Victim
 from pyengine.scheduler.explanation import Explanation
 from pyengine.scheduler.recording import RecordingError
-from pyengine.scheduler.replay import Change, likely_changes
+from pyengine.scheduler.replay import Change, changed_config, likely_changes
 from pyengine.scheduler.replay import what_if as run_what_ifs
 from pyengine.scheduler.stats import EngineStats
 from pyengine.scheduler.trace import save_trace
@@ -283,18 +283,34 @@ class Engine:
         with self._lock:
             self._end(submitted, "abort", None)
 
+    # Pause -----------------------------------------------------------------------------------------------------------
+
+    def pause(self, *, drain: bool = False) -> None:
+        """Let no request start until `resume`; those that run go on. `drain` only names the reason that others wait."""
+        with self._lock:
+            self._scheduler.pause(Reason.DRAIN if drain else Reason.PAUSED)
+
+    def resume(self) -> None:
+        """Let requests start again."""
+        with self._lock:
+            self._scheduler.resume()
+
     # Why, and how well -----------------------------------------------------------------------------------------------
 
-    def explain(self, request_id: str, index: int = 0, *, what_if: bool | Sequence[Change] = True) -> Explanation:
+    def explain(
+        self, request_id: str, index: int = 0, *, what_if: bool | Change | Sequence[Change] = True
+    ) -> Explanation:
         """Why a request waited: the latest with this id, running or ended; print it, or take its data.
 
         Args:
             index: which of its n completions.
-            what_if: other settings, such as `{"kv_blocks": 1.15, "max_num_seqs": 128}`, of which a replay is to tell by
-                how much earlier it would have started. True: a few that are likely to matter, if the replay is short.
+            what_if: other settings, such as `{"kv_blocks": 1.15, "max_num_seqs": 128}`, or a list of these, of which a
+                replay is to tell by how much earlier it would have started. True: a few that are likely to matter, if
+                the replay is short. False: none. It rests on the step-time model, which has to have seen some steps.
 
-        Never raises for an id: of one that is not known, or no more, the answer says so.
+        Of an id that is not known, or no more, the answer says so. Raises InvalidRequest for changes that are none.
         """
+        changes = _as_changes(what_if)
         with self._lock:
             log = self._scheduler.log
             answers = log.explain_id(request_id, time.monotonic_ns())
@@ -307,8 +323,10 @@ class Engine:
                     limit=len(answers) - 1,
                 )
             key, recorder = log.key_of(request_id, index), self._scheduler.recorder
-            if what_if is False or key is None or recorder is None:
+            if (not changes and what_if is not True) or key is None or recorder is None:
                 return answer
+            for change in changes:
+                changed_config(self._scheduler.config, change)
             if what_if is True and (answer.queue_ns == 0 or recorder.num_calls > MAX_CALLS_REPLAYED_UNASKED):
                 return answer
             try:
@@ -316,8 +334,7 @@ class Engine:
             except RecordingError as error:
                 return dataclasses.replace(answer, notes=(*answer.notes, f"No what-ifs: {error}"))
         # Others may go on while this is simulated.
-        changes = likely_changes(recording.config) if what_if is True else list(what_if)
-        found = run_what_ifs(recording, key, changes)
+        found = run_what_ifs(recording, key, changes or likely_changes(recording.config))
         problems = {one.problem for one in found}
         if len(problems) == 1 and None not in problems:
             return dataclasses.replace(answer, notes=(*answer.notes, f"No what-ifs: {problems.pop()}"))
@@ -518,10 +535,9 @@ class Engine:
                 self._next_id += 1
                 if f"req-{self._next_id}" not in self._live:
                     return f"req-{self._next_id}"
-        if not isinstance(request_id, str) or not request_id:
-            raise InvalidRequest(
-                f"request_id is {request_id!r}; it must be a non-empty string.", field="request_id", value=request_id
-            )
+        check_name("request_id", request_id)
+        if not request_id:
+            raise InvalidRequest("request_id is empty; leave it out, or name it.", field="request_id", value=request_id)
         if request_id in self._live:
             raise InvalidRequest(
                 f"request_id {request_id!r} is in use by a request that has not ended.",
@@ -891,6 +907,19 @@ def _logprobs(result: StepResult, r: int, num_logprobs: int) -> TokenLogprobs:
     return TokenLogprobs(
         int(result.token_ids[r]), float(result.logprobs[r]), tuple(pair for pair in top if pair[0] >= 0)
     )
+
+
+def _as_changes(what_if: Any) -> list[Change]:
+    if isinstance(what_if, bool):
+        return []
+    listed = [what_if] if isinstance(what_if, Mapping) else what_if
+    if not isinstance(listed, Sequence) or not all(isinstance(one, Mapping) and one for one in listed):
+        raise InvalidRequest(
+            f"what_if is {what_if!r}; it must be True, False, settings with their values, or a list of these.",
+            field="what_if",
+            value=what_if,
+        )
+    return list(listed)
 
 
 def _ns_of(milliseconds: float | None) -> int | None:

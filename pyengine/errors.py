@@ -70,10 +70,10 @@ class TTFTUnreachable(PyEngineError):
     Attributes:
         limit_s: the limit, in seconds from now.
         estimate_s: when the first token is expected.
-        retry_after_s: when the load is expected to be low enough.
+        retry_after_s: when the load is expected to be low enough; None: never, nothing else runs.
     """
 
-    def __init__(self, message: str, *, limit_s: float, estimate_s: float, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, limit_s: float, estimate_s: float, retry_after_s: float | None) -> None:
         super().__init__(message)
         self.limit_s = limit_s
         self.estimate_s = estimate_s

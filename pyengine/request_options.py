@@ -43,14 +43,20 @@ class RequestOptions:
                 limit=MAX_PRIORITY,
             )
         for name in ("tenant", "cache_salt"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or len(value) > MAX_NAME:
-                raise InvalidRequest(
-                    f"{name} is {value!r}; it must be a string of at most {MAX_NAME} characters.",
-                    field=name,
-                    value=value,
-                    limit=MAX_NAME,
-                )
+            check_name(name, getattr(self, name))
         for name in ("ttft_limit_ms", "itl_limit_ms"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0, most=MAX_SECONDS * 1000, also=" or None")
+
+
+def check_name(field: str, value: object) -> None:
+    """Raise InvalidRequest unless `value` is a string of at most MAX_NAME characters that can be written as UTF-8."""
+    if not isinstance(value, str) or len(value) > MAX_NAME or any("\ud800" <= c <= "\udfff" for c in value):
+        shown = value if not isinstance(value, str) else value[:80]
+        raise InvalidRequest(
+            f"{field} is {shown!r}; it must be a string of at most {MAX_NAME} characters, and no half of a "
+            "surrogate pair.",
+            field=field,
+            value=shown,
+            limit=MAX_NAME,
+        )

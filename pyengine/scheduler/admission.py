@@ -147,6 +147,8 @@ class Admission:
         Nobody may when what it lacks they lack as well, when it has waited beyond the aging barrier, or when there is
         no step at which it is sure to fit.
         """
+        if not isinstance(head, Request) or not head.is_waiting:
+            raise PolicyFault(f"It blocked {head!r}, which does not wait.", policy="")
         self.head = head
         if self.stopped_by in SHARED_REASONS:
             self._rest = self.stopped_by
@@ -208,7 +210,7 @@ class Admission:
         if self.num_running == config.max_num_seqs:
             return Verdict(Reason.MAX_SEQS, 1, 0), None
         if draft.budget == 0:
-            return Verdict(draft.bound_by or Reason.TOKEN_BUDGET, 1, 0), None
+            return Verdict(draft.bound_by or Reason.TOKEN_BUDGET, request.num_tokens, 0), None
         prefix = self._cache.find_prefix(request)
         if prefix is None:
             return Verdict(Reason.SHARED_PREFIX_PENDING), None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from pyengine.config import SchedulerConfig
-from pyengine.errors import PolicyFault
+from pyengine.errors import InvalidRequest, PolicyFault
 from pyengine.kv_cache.blocks import last_horizon, need, num_blocks_for
 from pyengine.kv_cache.kv_cache import KVCache, Prefix
 from pyengine.request import Request
@@ -172,6 +173,15 @@ class Capacity:
     def ended(self, request: Request) -> None:
         """`request` made its last token; its length is known."""
 
+    def learn(self, request: Request) -> None:
+        """`ended`, where an error of a rule of the user's is reported."""
+        try:
+            self.ended(request)
+        except Exception as error:
+            if self.on_fault is None:
+                raise
+            self.on_fault(self.name, error)
+
     # ---- Details
 
     def _final(self, request: Request) -> int:
@@ -253,6 +263,29 @@ class Predicted(Capacity):
 
     def ended(self, request: Request) -> None:
         self._lengths.add(request.num_output_tokens)
+
+
+_A_RULE_MAY_HAVE = frozenset({"__init__", "name", "horizon", "judge", "ended"})
+
+
+def check_capacity_class(chosen: Any) -> None:
+    """Raise InvalidRequest unless `chosen` is a class that a user may give: the forecast is not his to change."""
+    if not isinstance(chosen, type) or not issubclass(chosen, Capacity):
+        raise InvalidRequest(
+            f"capacity is {chosen!r}; one of your own must be a class derived from pyengine.scheduler.Capacity.",
+            field="capacity",
+            value=chosen,
+            limit=tuple(CAPACITIES),
+        )
+    for name in vars(Capacity):
+        changed = getattr(chosen, name, None) is not getattr(Capacity, name) and callable(getattr(Capacity, name))
+        if changed and name not in _A_RULE_MAY_HAVE and chosen not in CAPACITIES.values():
+            raise InvalidRequest(
+                f"capacity {chosen.name!r} has its own {name}(); a rule may have horizon(), judge() and ended().",
+                field="capacity",
+                value=name,
+                limit=tuple(sorted(_A_RULE_MAY_HAVE)),
+            )
 
 
 class OutputLengths:

@@ -141,6 +141,11 @@ class DecisionLog:
         self._examined[record] = None
         self._note(record.key, now_ns, MID_STEP)
 
+    def note(self, request: Request, why: str) -> None:
+        """`why` tells what ends `request`; called before `ended`."""
+        if self.enabled:
+            request.log.end_note = why
+
     def ended(self, request: Request, now_ns: int) -> None:
         """`request` is FINISHED, `finish_reason` and `finished_ns` are set; it was in whatever state before."""
         if not self.enabled:

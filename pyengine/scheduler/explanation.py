@@ -248,7 +248,7 @@ class Explanation:
             if self.num_reservations_void:
                 by = _names(self.voided_by, self.num_reservations_void)
                 void = f", void {_times_text(self.num_reservations_void)} by {by}"
-            lines.append(f"reserved start: {step}, {moves}{void}")
+            lines.append(f"reserved start, as forecast: {step}, {moves}{void}")
         if self.num_preemptions:
             lines.append(
                 f"preempted {_times_text(self.num_preemptions)}: "
@@ -270,7 +270,9 @@ def explain_request(
     ]
     parts.sort(key=lambda part: -part.wait_ns)
     age = f"{_seconds((now_ns - facts.arrival_ns) / 1e9)} after its arrival"
-    notes = () if facts.finished_ns is not None else (f"It has not ended; this is what is known {age}.",)
+    notes: tuple[str, ...] = () if record.end_note is None else (record.end_note,)
+    if facts.finished_ns is None:
+        notes += (f"It has not ended; this is what is known {age}.",)
     return Explanation(
         request_id=record.submit.request_id,
         index=record.sibling,
@@ -346,9 +348,10 @@ def _part(record: RequestRecord, reason: Reason, wait_ns: int, queue_ns: int) ->
         wait_ns=wait_ns,
         share=share,
         need=numbers.need if has_pair else None,
-        had=numbers.had if has_pair else None,
-        had_least=numbers.least if has_pair else None,
-        had_most=numbers.most if has_pair else None,
+        # Fewer than none are there where more is expected to be needed than the pool has.
+        had=max(0, numbers.had) if has_pair else None,
+        had_least=max(0, numbers.least) if has_pair else None,
+        had_most=max(0, numbers.most) if has_pair else None,
         unit=WAITS_FOR[numbers.lacked][1] if has_pair else "",
         lacked=None if numbers.lacked is reason else numbers.lacked,
         by=tuple(numbers.by),

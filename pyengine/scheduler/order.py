@@ -182,13 +182,14 @@ class WaitingQueue:
         version: changes whenever somebody comes, goes or is promoted.
     """
 
-    __slots__ = ("_due", "_due_times", "_keys", "_lanes", "_order", "_promotion_ns", "_size", "version")
+    __slots__ = ("_due", "_due_times", "_keys", "_lane_of", "_lanes", "_order", "_promotion_ns", "_size", "version")
 
     def __init__(self, order: Order, promotion_ns: int) -> None:
         self._order = order
         self._promotion_ns = promotion_ns
         self._lanes: dict[Hashable, list[Request]] = {}
         self._size = 0
+        self._lane_of: dict[Request, Hashable] = {}
         self._keys: dict[Request, tuple[int, Key]] = {}  # of all live ones, with the class that they are for
         self._due: dict[Request, int] = {}  # when each is promoted to the next better class
         self._due_times: list[tuple[int, int, Request]] = []
@@ -221,13 +222,17 @@ class WaitingQueue:
         key, rank, lanes = self._key, self._order.rank, self._lanes
         heads = [(rank(name), key(lane[0]), i, 0, name) for i, (name, lane) in enumerate(lanes.items())]
         heapify(heads)
+        num_moved = 0
         while heads:
             known_rank, _, i, place, name = heappop(heads)
             lane = lanes[name]
             request = lane[place]
-            if rank(name) != known_rank:  # a lane of the same tenant was served meanwhile
+            # A lane of the same tenant may have been served meanwhile; a rank that never rests is not waited for.
+            if num_moved < len(lanes) and rank(name) != known_rank:
                 heappush(heads, (rank(name), key(request), i, place, name))
+                num_moved += 1
                 continue
+            num_moved = 0
             yield request
             if place < len(lane) and lane[place] is request:
                 place += 1
@@ -279,7 +284,7 @@ class WaitingQueue:
         heappush(self._due_times, (self._due[request], request.arrival_seq, request))
 
     def _insert(self, request: Request) -> None:
-        name = self._order.lane(request)
+        name = self._lane_of[request] = self._order.lane(request)
         lane = self._lanes.get(name)
         key = self._key
         if lane is None:
@@ -293,7 +298,7 @@ class WaitingQueue:
         self.version += 1
 
     def _take(self, request: Request) -> Hashable:
-        name = self._order.lane(request)
+        name = self._lane_of.pop(request, None)
         lane = self._lanes.get(name, [])
         place = bisect_left(lane, self._key(request), key=self._key)
         if place == len(lane) or lane[place] is not request:
@@ -308,9 +313,20 @@ class WaitingQueue:
     def _key(self, request: Request) -> Key:
         """The key of `request`, asked for once in each class."""
         known = self._keys.get(request)
-        if known is None or known[0] != request.priority_class:
+        if known is None:
             known = self._keys[request] = (request.priority_class, self._order.key(request))
+        elif known[0] != request.priority_class:
+            known = self._keys[request] = (request.priority_class, self._key_after(request, known[1]))
         return known[1]
+
+    def _key_after(self, request: Request, before: Key) -> Key:
+        """The key in its new class; the one it had, if an order of the user's has none that compares with it."""
+        try:
+            key = self._order.key(request)
+            before < key  # noqa: B015
+            return key
+        except TypeError:
+            return before
 
     def _close_if_empty(self, name: Hashable) -> None:
         if not self._lanes[name]:

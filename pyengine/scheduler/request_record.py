@@ -119,13 +119,14 @@ class RequestRecord(Account):
         reserved_step: the step at which it is, or was, sure to start; None if no finite one was known.
         num_reservations: how often it became the blocked head. num_moves: how often the reserved step became later.
         voided_by: those of higher order that made a reservation void.
-        held_for: what it was held for.
+        held_for: what it was held for. end_note: why it was ended, where somebody said so.
         arrived_step / started_step / ended_step: the last step that had begun then.
     """
 
     __slots__ = (
         "arrived_step",
         "by",
+        "end_note",
         "ended_step",
         "examined",
         "facts",
@@ -157,6 +158,7 @@ class RequestRecord(Account):
         self.request: Request | None = request
         self.facts: Facts | None = None
         self.is_fixed = False
+        self.end_note: str | None = None
         self.examined = 0
         self.by = NOBODY
         self.numbers: dict[int, Numbers] = {}

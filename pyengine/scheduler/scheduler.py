@@ -19,9 +19,10 @@ from pyengine.kv_cache.kv_cache import KVCache, Prefix
 from pyengine.request import Request, RequestGroup, RequestState, StepTimes, move
 from pyengine.scheduler.admission import Admission
 from pyengine.scheduler.batching import BATCHINGS, Batching
-from pyengine.scheduler.capacity import CAPACITIES, Capacity
+from pyengine.scheduler.capacity import CAPACITIES, Capacity, check_capacity_class
 from pyengine.scheduler.clean_state import capture
 from pyengine.scheduler.decision_log import DecisionLog
+from pyengine.scheduler.guarded_order import GuardedOrder
 from pyengine.scheduler.latency import Latency, StepTimeLimit, estimate_ttft_ns, retry_after_ns
 from pyengine.scheduler.order import ORDERS, Order, WaitingQueue
 from pyengine.scheduler.packing import PACKINGS, Packing, StrictOrder
@@ -101,6 +102,8 @@ class Scheduler:
         )
         self._batching: Batching = BATCHINGS[config.batching]()
         self._order: Order = _policy("order", config.order, ORDERS, Order)
+        if not isinstance(config.order, str):
+            self._order = GuardedOrder(self._order, self._note_fault)
         self._packing: Packing = _policy("packing", config.packing, PACKINGS)
         self._capacity: Capacity = _policy("capacity", config.capacity, CAPACITIES, Capacity, self._cache, config)
         if not isinstance(config.capacity, str):
@@ -189,6 +192,7 @@ class Scheduler:
         try:
             for request in requests:
                 self._check_order_key(request)
+            self._check_itl(requests[0])
             self._check_ttft(requests[0])
         except Exception:
             for request in requests:
@@ -197,8 +201,8 @@ class Scheduler:
             raise
         self._num_arrived += len(requests)
         for request in requests:
-            self.log.arrived(request, now_ns)
             self._waiting.add(request, now_ns)
+            self.log.arrived(request, now_ns)
             if request.ttft_limit_ns is not None:
                 heappush(self._deadlines, (now_ns + request.ttft_limit_ns, request.arrival_seq, request))
         if self.recorder is not None:
@@ -364,8 +368,7 @@ class Scheduler:
                     limit_s=limit_s,
                     waited_s=waited_s,
                 )
-                draft.refused.append((request, error))
-                self._finish(request, "error", now_ns)
+                self._refuse(draft, request, error, now_ns)
         for request, until_ns in [item for item in self._held.items() if item[1] <= now_ns]:
             waited_s = (now_ns - request.queued_since_ns) / 1e9
             error = DeadlinePassed(
@@ -373,8 +376,12 @@ class Scheduler:
                 limit_s=(until_ns - request.queued_since_ns) / 1e9,
                 waited_s=waited_s,
             )
-            draft.refused.append((request, error))
-            self._finish(request, "error", now_ns)
+            self._refuse(draft, request, error, now_ns)
+
+    def _refuse(self, draft: PlanDraft, request: Request, error: DeadlinePassed, now_ns: int) -> None:
+        draft.refused.append((request, error))
+        self.log.note(request, str(error))
+        self._finish(request, "error", now_ns)
 
     def _grow_decodes(self, draft: PlanDraft, now_ns: int) -> None:
         """Give each decode that crosses a block boundary its block, preempting victims if need be.
@@ -389,7 +396,7 @@ class Scheduler:
 
     def _choose_victim(self) -> Request:
         """Whom the policy names; whom the built-in one names, if the user's names nobody who runs."""
-        running, surplus = list(self.running()), self._order.surplus
+        running, surplus = tuple(self.running()), self._order.surplus
         if isinstance(self.config.victim, str):
             return self._victim.choose(running, surplus)
         try:
@@ -488,6 +495,9 @@ class Scheduler:
         if config.max_batch_wait_ms and num_running == 0 and len(self._waiting) < config.max_num_seqs:
             oldest_ns = min(request.queued_since_ns for request in self._waiting)
             until_ns = oldest_ns + int(config.max_batch_wait_ms * 1e6)
+            if self._deadlines:  # half of the time is left for the pass
+                due_ns, _, first_due = self._deadlines[0]
+                until_ns = min(until_ns, (first_due.arrival_ns + due_ns) // 2)
             if now_ns < until_ns:
                 self._wake_ns = until_ns
                 return Reason.BATCH_WAIT
@@ -504,7 +514,9 @@ class Scheduler:
             self._note_fault(self._packing.name, error)
             admission.start_over()
             StrictOrder().admit(admission)
-        if admission.num_running == 0:  # something must run
+        if admission.num_running == 0:
+            idle = PolicyFault("It started nobody, though nothing runs.", policy=self._packing.name)
+            self._note_fault(self._packing.name, idle)
             admission.start_over()
             StrictOrder().admit(admission)
         return False
@@ -595,7 +607,7 @@ class Scheduler:
         move(request, RequestState.FINISHED, now_ns)
         request.finish_reason = reason
         if reason in ("stop", "length"):
-            self._capacity.ended(request)
+            self._capacity.learn(request)
         self.log.ended(request, now_ns)
         if self.recorder is not None:
             self.recorder.ended(request)
@@ -710,16 +722,34 @@ class Scheduler:
                 retry_after_s=None if estimate_ns is None else estimate_ns / 1e9 / max(1, self.num_waiting),
             )
 
+    def _check_itl(self, request: Request) -> None:
+        """Refuse a limit that not even a pass with this request alone keeps, if that is known."""
+        limit_ns = request.itl_limit_ns
+        if limit_ns is None or not self.step_time.is_fitted:
+            return
+        alone_ns = self.step_time.predict(StepFeatures(decode_seqs=1))
+        if alone_ns > limit_ns:
+            raise InvalidRequest(
+                f"itl_limit_ms is {limit_ns / 1e6:g}; a pass with a single decode takes {alone_ns / 1e6:.2f} ms.",
+                field="itl_limit_ms",
+                value=limit_ns / 1e6,
+                limit=alone_ns / 1e6,
+            )
+
     def _check_ttft(self, request: Request) -> None:
         if request.ttft_limit_ns is None:
             return
         estimate_ns = self._estimate_ttft_ns(request)
         if estimate_ns is None or estimate_ns <= request.ttft_limit_ns:
             return
-        retry_s = retry_after_ns(estimate_ns, request.ttft_limit_ns) / 1e9
+        if self.has_unfinished:
+            retry_s: float | None = retry_after_ns(estimate_ns, request.ttft_limit_ns) / 1e9
+            hint = f"Try again in {retry_s:.3g} s."
+        else:
+            retry_s, hint = None, "Nothing else runs, so that it can never be kept: raise it."
         raise TTFTUnreachable(
-            f"The first token is expected in {estimate_ns / 1e9:.2f} s; the limit is "
-            f"{request.ttft_limit_ns / 1e9:g} s. Try again in {retry_s:.1f} s.",
+            f"The first token is expected in {estimate_ns / 1e9:.3g} s; ttft_limit_ms is "
+            f"{request.ttft_limit_ns / 1e6:g}. {hint}",
             limit_s=request.ttft_limit_ns / 1e9,
             estimate_s=estimate_ns / 1e9,
             retry_after_s=retry_s,
@@ -774,7 +804,9 @@ class Scheduler:
 
     def _note_fault(self, name: str, error: Exception) -> None:
         self.policy_faults[name] = self.policy_faults.get(name, 0) + 1
-        warnings.warn(f"The scheduling policy {name!r} broke its rules: {error}", RuntimeWarning, stacklevel=4)
+        if self.policy_faults[name] == 1:  # the others are counted
+            what = str(error) or type(error).__name__
+            warnings.warn(f"The scheduling policy {name!r} broke its rules: {what}", RuntimeWarning, stacklevel=4)
 
     def _count_itl_limit(self, request: Request, sign: int) -> None:
         limit = request.itl_limit_ns
@@ -823,6 +855,8 @@ def _policy(
     """A built-in policy by its name, or the user's own, derived from `base`: an object, or a class to make one of."""
     if isinstance(chosen, str):
         return built_in[chosen](*args)
+    if base is Capacity:
+        check_capacity_class(chosen)
     if not (issubclass(chosen, base) if isinstance(chosen, type) else isinstance(chosen, base)):
         raise InvalidRequest(
             f"{field} is {chosen!r}; one of your own must be derived from pyengine.scheduler.{base.__name__}.",
@@ -830,7 +864,13 @@ def _policy(
             value=chosen,
             limit=tuple(built_in),
         )
-    return chosen(*args) if isinstance(chosen, type) else chosen
+    if not isinstance(chosen, type):
+        return chosen
+    try:
+        return chosen(*args)
+    except Exception as error:
+        name = str(getattr(chosen, "name", chosen))
+        raise PolicyFault(f"{field} {name!r} cannot be made: {error!r}", policy=name) from error
 
 
 def _consume(iterator: Iterator[object]) -> None:

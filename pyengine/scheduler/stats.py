@@ -48,7 +48,11 @@ LACKS: tuple[tuple[str, str, tuple[Reason, ...]], ...] = (
         "it is a matter of classes and shares, of no resource",
         (Reason.PRIORITY, Reason.TENANT_SHARE),
     ),
-    ("a shared prefix", "it saves more than it costs", (Reason.SHARED_PREFIX_PENDING,)),
+    (
+        "a shared prefix",
+        "without prefix_caching each would compute it again",
+        (Reason.SHARED_PREFIX_PENDING,),
+    ),
     ("company", "a smaller max_batch_wait_ms shortens it", (Reason.BATCH_WAIT,)),
     (
         "something outside the scheduler",

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class Reason(Enum):
+class Reason(str, Enum):
     """What a request waits for; each has one cause that somebody could change.
 
     MID_STEP: the next step to begin; it arrived since the last one did.

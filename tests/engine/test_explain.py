@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
-from pyengine import Engine, InvalidRequest, SamplingParams
+from pyengine import DeadlinePassed, Engine, InvalidRequest, RequestOptions, SamplingParams, TTFTUnreachable
 from pyengine.scheduler.recording import Recording, RecordingError
 from pyengine.scheduler.replay import replay
 
@@ -48,8 +49,78 @@ def test_what_ifs_come_from_a_replay_of_what_happened(busy: Engine) -> None:
     assert {"kv_blocks": 1.15} in [one.to_dict()["change"] for one in busy.explain("r19").what_ifs]
 
 
-def test_an_unknown_setting_in_a_what_if_is_told_by_name(busy: Engine) -> None:
-    assert "no_such is no setting" in str(busy.explain("r19", what_if=[{"no_such": 1}]))
+@pytest.mark.parametrize(
+    ("what_if", "message"),
+    [
+        ([{"no_such": 1}], "no_such is no setting"),
+        ({"kv_blocks": -1}, "kv_blocks is -1"),
+        ([{"max_num_seqs": 0}], "max_num_seqs is 0"),
+        (5, "what_if is 5"),
+        (None, "what_if is None"),
+        ([{}], "what_if is"),
+        ("kv_blocks", "what_if is 'kv_blocks'"),
+    ],
+)
+def test_a_what_if_that_is_none_is_refused_with_its_value(busy: Engine, what_if: object, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        busy.explain("r19", what_if=what_if)  # type: ignore[arg-type]
+
+
+def test_one_change_needs_no_list(busy: Engine) -> None:
+    (answer,) = busy.explain("r19", what_if={"kv_blocks": 4.0}).what_ifs
+    assert answer.to_dict()["start_delta_ns"] < 0
+
+
+def test_an_explanation_is_json_able_as_a_dataclass_too(busy: Engine) -> None:
+    json.dumps(dataclasses.asdict(busy.explain("r19", what_if=False)))
+
+
+def test_who_was_ended_for_its_limit_is_told_why(model_folder: Path) -> None:
+    with Engine(model_folder, max_num_seqs=1, max_num_batched_tokens=64) as engine:
+        engine.submit([3] * 20, LONG, request_id="first")
+        engine.step()
+        engine.submit([4] * 20, LONG, request_id="late", options=RequestOptions(ttft_limit_ms=1e-3))
+        events = []
+        while engine.has_unfinished:
+            events += engine.step()
+        (last,) = [event for event in events if event.request_id == "late"]
+        assert isinstance(last.error, DeadlinePassed)
+        assert "its limit on the first token is 1e-06 s" in str(engine.explain("late"))
+
+
+def test_a_paused_engine_starts_nobody_and_says_so(model_folder: Path) -> None:
+    with Engine(model_folder) as engine:
+        engine.pause()
+        engine.submit([3] * 20, LONG, request_id="a")
+        assert engine.step() == []
+        assert "paused" in str(engine.explain("a"))
+        engine.resume()
+        while engine.has_unfinished:
+            engine.step()
+        assert engine.explain("a").finish_reason == "length"
+
+
+def test_company_is_waited_for_only_as_long_as_a_deadline_allows(model_folder: Path) -> None:
+    with Engine(model_folder, max_batch_wait_ms=60_000) as engine:
+        options = RequestOptions(ttft_limit_ms=2_000)
+        (output,) = engine.generate([[3] * 20], SamplingParams(max_tokens=1, temperature=0.0), options=options)
+        assert output.outputs[0].finish_reason == "length"
+
+
+def test_a_limit_that_even_an_idle_engine_cannot_keep_is_refused_for_good(model_folder: Path) -> None:
+    with Engine(model_folder, ttft_limit_ms=1e-3) as engine:
+        with pytest.raises(TTFTUnreachable, match="can never be kept") as caught:
+            engine.submit([3] * 20, LONG)
+        assert caught.value.retry_after_s is None
+        options = RequestOptions(itl_limit_ms=1e-6, ttft_limit_ms=1e6)
+        with pytest.raises(InvalidRequest, match="itl_limit_ms is 1e-06; a pass with a single decode takes"):
+            engine.submit([3] * 20, LONG, options=options)
+
+
+@pytest.mark.parametrize("name", ["", "\ud800x", "x" * 300, 7])
+def test_an_id_that_cannot_be_shown_is_refused(model_folder: Path, name: object) -> None:
+    with Engine(model_folder) as engine, pytest.raises(InvalidRequest, match="request_id"):
+        engine.submit([3] * 20, LONG, request_id=name)  # type: ignore[arg-type]
 
 
 def test_an_unknown_id_is_answered_and_an_unknown_completion_refused(busy: Engine) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pyengine import Engine, InvalidRequest, RequestOptions, SamplingParams, StreamEvent
 from pyengine.request import Request, RequestState
-from pyengine.scheduler import Reason
+from pyengine.scheduler import Capacity, Reason
 from pyengine.scheduler.admission import Admission
 from pyengine.scheduler.capacity import Guaranteed
 from pyengine.scheduler.order import Order
@@ -344,7 +344,7 @@ def test_a_packing_of_the_users_that_breaks_its_rules_is_refused_by_name_and_all
     assert ends_of(drain(engine)) == {str(i): "length" for i in range(6)}
     assert all_is_free(engine)
     faults = engine._scheduler.policy_faults
-    assert (faults.get("mine", 0) > 0) == (policy not in (LastFirst, Nobody))
+    assert (faults.get("mine", 0) > 0) == (policy is not LastFirst)
 
 
 def test_a_fault_of_a_policy_is_warned_of_with_its_name(make: PolicyEngine) -> None:
@@ -571,3 +571,82 @@ def test_a_limit_between_tokens_below_one_decode_is_refused_at_start_with_the_me
     assert refused.value.field == "itl_limit_ms"
     assert refused.value.limit > 1e-5
     assert make(itl_limit_ms=10_000).generate([prompt(40)], greedy(3))[0].error is None
+
+
+# ---- Orders and capacities of the user's that break in the middle
+
+
+def broken_order(hook: str) -> type[Any]:
+    def raises(self: Any, *args: Any) -> Any:
+        raise ZeroDivisionError(hook)
+
+    def lane(self: Any, request: Request) -> Any:
+        return request.tenant
+
+    return type(
+        "Broken", (Order,), {"name": "mine", "key": lambda self, r: (r.arrival_seq,), "lane": lane, hook: raises}
+    )
+
+
+@pytest.mark.filterwarnings("ignore:The scheduling policy:RuntimeWarning")
+@pytest.mark.parametrize("hook", ["lane", "rank", "opened", "closed", "granted", "decodes", "stopped", "stepped"])
+def test_an_order_of_the_users_that_breaks_anywhere_gives_way_to_arrival(make: PolicyEngine, hook: str) -> None:
+    engine = make(order=broken_order(hook)(), max_num_seqs=2)
+    for i in range(6):
+        options = RequestOptions(tenant=str(i % 2))
+        engine.submit(prompt(10 + i, i), greedy(5), request_id=str(i), options=options)
+    assert ends_of(drain(engine)) == {str(i): "length" for i in range(6)}
+    assert all_is_free(engine)
+    assert engine.stats().policy_faults == {"mine": 1}
+
+
+class NeverRests(Order):
+    """Ranks that change each time they are asked for."""
+
+    name = "mine"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def key(self, request: Request) -> tuple[int, ...]:
+        return (request.arrival_seq,)
+
+    def lane(self, request: Request) -> str:
+        return request.tenant
+
+    def rank(self, lane: str) -> tuple[int, ...]:
+        self.asked += 1
+        return (self.asked * 7919 % 101,)
+
+
+def test_ranks_that_never_rest_do_not_hold_up_a_step(make: PolicyEngine) -> None:
+    engine = make(order=NeverRests(), max_num_seqs=2)
+    for i in range(6):
+        engine.submit(prompt(10 + i, i), greedy(5), request_id=str(i), options=RequestOptions(tenant=str(i % 3)))
+    assert ends_of(drain(engine)) == {str(i): "length" for i in range(6)}
+
+
+class ForgetsToLearn(Capacity):
+    name = "mine"
+
+    def judge(self, request: Request, prefix: Any, whole_in_step: bool, num_running: int) -> Verdict:
+        return Verdict(None)
+
+    def ended(self, request: Request) -> None:
+        raise KeyError("lengths")
+
+
+@pytest.mark.filterwarnings("ignore:The scheduling policy:RuntimeWarning")
+def test_a_capacity_that_breaks_at_an_end_hurts_nobody(make: PolicyEngine) -> None:
+    engine = make(capacity=ForgetsToLearn)
+    engine.submit(prompt(10), greedy(5), request_id="a")
+    assert ends_of(drain(engine)) == {"a": "length"}
+    assert engine.stats().policy_faults == {"mine": 1}
+
+
+def test_a_capacity_may_not_take_over_the_forecast(make: PolicyEngine) -> None:
+    changed = type("Changed", (ForgetsToLearn,), {"left": lambda self, request: None})
+    with pytest.raises(InvalidRequest, match=r"capacity 'mine' has its own left\(\)"):
+        make(capacity=changed)
+    with pytest.raises(InvalidRequest, match="must be a class derived from"):
+        make(capacity=object.__new__(ForgetsToLearn))

@@ -78,7 +78,7 @@ def test_a_blocked_head_is_told_what_it_needed_what_there_was_and_who_passed() -
         "need 30 blocks, had 20 (6 to 20)\n"
         "      2.000 ms  11.8%  mid_step  the next step to begin\n"
         "  passed by C, D, E, F, G (+2)\n"
-        "  reserved start: step 4, never moved"
+        "  reserved start, as forecast: step 4, never moved"
     )
 
 
@@ -164,7 +164,7 @@ def test_a_reserved_start_that_becomes_later_is_told_and_an_earlier_one_is_not_a
     explained = driven.log.explain(head)
     assert explained.num_reservation_moves == 2
     assert explained.num_reservations == 1
-    assert "reserved start: no finite one, moved 2 times" in str(explained)
+    assert "reserved start, as forecast: no finite one, moved 2 times" in str(explained)
     assert driven.log.stats().num_reservation_moves == 2
 
 
@@ -212,7 +212,7 @@ def test_a_reservation_is_void_when_another_one_is_the_head_and_begins_anew_afte
     first, second = driven.log.explain(head), driven.log.explain(better)
     assert (first.num_reservations, first.num_reservation_moves, first.voided_by) == (2, 0, ("B",))
     assert (second.num_reservations, second.num_reservation_moves, second.voided_by) == (1, 0, ("C",))
-    assert "reserved start: step 30, never moved, void once by B" in str(first)
+    assert "reserved start, as forecast: step 30, never moved, void once by B" in str(first)
 
 
 def test_each_sequence_of_a_submit_is_explained() -> None:
