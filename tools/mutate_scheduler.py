@@ -32,6 +32,7 @@ TESTS = (
     "tests/properties/test_scheduler_guaranteed.py",
     "tests/properties/test_scheduler_preemption.py",
     "tests/properties/test_scheduler_siblings.py",
+    "tests/properties/test_scheduler_details.py",
     "tests/properties/test_scheduler_promises.py",
     "tests/properties/test_scheduler_invariants.py",
     "tests/properties/test_scheduler_log.py",

@@ -1,0 +1,163 @@
+"""Rules that no load brings out by itself, each on a case small enough to follow by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyengine.config import SchedulerConfig
+from pyengine.errors import TTFTUnreachable
+from pyengine.request import Request
+from pyengine.scheduler import Reason, Scheduler, StepPlan
+from pyengine.scheduler.capacity import MAX_LENGTHS, MIN_LENGTHS, OutputLengths
+from pyengine.scheduler.forecast import Forecast, decode_charge
+from pyengine.scheduler.latency import Budget
+
+from .policy_world import STEP_COST, FixedModel
+
+
+class Run:
+    """A scheduler, its clock, and its steps."""
+
+    def __init__(self, **settings: Any) -> None:
+        values = {"num_blocks": 10, "max_context": 200, "capacity": "guaranteed", "prefix_caching": False}
+        self.now_ns = 0
+        self.scheduler = Scheduler(
+            SchedulerConfig(**{**values, **settings}), lambda: self.now_ns, step_time=FixedModel(STEP_COST)
+        )
+
+    def submit(self, name: str, length: int, max_tokens: int, **fields: Any) -> Request:
+        request = Request(name, [hash(name) % 97] * length, max_tokens, **fields)
+        self.scheduler.add([request])
+        return request
+
+    def step(self, ns: int = 1000) -> StepPlan:
+        plan = self.scheduler.schedule()
+        self.now_ns += ns
+        self.scheduler.commit(plan, [0] * len(plan.requests))
+        return plan
+
+
+class Budgets:
+    """A latency rule that gives what it is told."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = list(tokens)
+
+    def budget(self, *_: Any) -> Budget:
+        return Budget(self.tokens.pop(0), Reason.LATENCY_LIMIT)
+
+
+def test_a_request_that_was_refused_was_never_added_and_can_be_submitted_again() -> None:
+    run = Run()
+    request = Request("r", [1] * 100, 4, ttft_limit_ns=1)
+    with pytest.raises(TTFTUnreachable):
+        run.scheduler.add([request])
+    assert request.arrival_seq == -1
+    with pytest.raises(ValueError, match="never added"):
+        run.scheduler.abort(request)
+    request.ttft_limit_ns = None
+    run.scheduler.add([request])
+    assert run.step().joined == [request]
+    run.scheduler.check()
+
+
+def test_the_reason_of_those_behind_a_head_changes_when_it_has_waited_beyond_the_barrier() -> None:
+    run = Run(aging_barrier_s=1)
+    run.submit("runs", 100, 40)
+    run.step()
+    head, behind = run.submit("head", 100, 20), run.submit("behind", 100, 60)
+    run.step()
+    waits_for = run.scheduler.log.explain(behind).waits_for
+    assert waits_for not in (None, Reason.AGING_BARRIER)
+    run.now_ns += 2 * 10**9
+    run.step()
+    assert run.scheduler.log.explain(behind).waits_for is Reason.AGING_BARRIER
+    assert head.is_waiting
+
+
+def test_one_that_did_not_pass_for_want_of_tokens_passes_when_there_are_more() -> None:
+    run = Run()
+    run.submit("runs", 60, 40)
+    run.step()
+    run.submit("head", 100, 20)
+    small = run.submit("small", 10, 3)
+    run.scheduler._latency = Budgets(5, 5, 50)  # type: ignore[assignment]
+    assert [run.step().joined for _ in range(3)] == [[], [], [small]]
+
+
+def test_of_those_that_may_pass_the_one_that_leaves_least_goes_first() -> None:
+    run = Run(num_blocks=12)
+    run.submit("runs", 60, 40)
+    run.step()
+    run.submit("head", 150, 20)
+    made = [run.submit(str(length), length, 2) for length in (3, 40, 20)]
+    joined = run.step().joined
+    assert joined == [made[1], made[2], made[0]][: len(joined)]
+    assert len(joined) > 1
+
+
+def test_a_promotion_follows_the_next() -> None:
+    run = Run(order="priority", priority_promotion_s=1, max_num_seqs=1)
+    run.submit("runs", 3, 90)
+    run.step()
+    low = run.submit("low", 3, 3, priority=5)
+    for expected in (4, 3, 2, 1, 0, 0):
+        run.now_ns += 10**9
+        run.step(0)
+        assert low.priority_class == expected
+
+
+def test_who_is_due_first_wakes_the_engine() -> None:
+    run = Run()
+    run.scheduler.pause()
+    run.submit("waits", 3, 3, ttft_limit_ns=7 * 10**8)
+    assert run.scheduler.schedule().is_empty
+    assert run.scheduler.next_wake_ns() == 7 * 10**8
+    held = run.submit("held", 3, 3)
+    run.scheduler.hold(held, "its grammar", 5 * 10**8)
+    assert run.scheduler.next_wake_ns() == 5 * 10**8
+
+
+def test_lengths_are_expected_from_longer_outputs_and_old_ones_are_forgotten() -> None:
+    lengths = OutputLengths()
+    request = Request("r", [1], 500)
+    for _ in range(MIN_LENGTHS - 1):
+        lengths.add(10)
+    assert lengths.expect(request, 0.5) == 500
+    for length in (20, *[10] * 16, 100):
+        lengths.add(length)
+    assert lengths.expect(request, 0.5) == 10
+    request.token_ids += [0] * 12
+    assert lengths.expect(request, 0.0) == 20
+    assert lengths.expect(request, 1.0) == 100
+    request.token_ids += [0] * 100
+    assert lengths.expect(request, 0.5) == 224
+    for _ in range(MAX_LENGTHS):
+        lengths.add(300)
+    assert lengths.expect(Request("s", [1], 500), 0.0) == 300
+    assert len(lengths._sorted) == len(lengths._recent) == MAX_LENGTHS
+
+
+def test_a_forecast_that_has_moved_far_knows_nothing_of_what_is_over() -> None:
+    forecast = Forecast(max_context=100, block_size=16)
+    charges = [decode_charge(20, 60, step, 16) for step in (0, 40, 90, 200, 210)]
+    for charge, step in zip(charges, (0, 40, 90, 200, 210), strict=True):
+        forecast.move_to(step // 16)
+        forecast.add(charge)
+    forecast.move_to(20)
+    assert (forecast.peak(), forecast.most_seats(20)) == (0, 0)
+    late = decode_charge(20, 60, 330, 16)
+    forecast.add(late)
+    assert (forecast.peak(), forecast.most_seats(20)) == (5, 1)
+
+
+def test_a_prefill_that_left_takes_no_seat_any_more() -> None:
+    run = Run(num_blocks=40, max_num_seqs=2, max_num_batched_tokens=16)
+    first = run.submit("first", 100, 3)
+    run.step()
+    run.scheduler.abort(first)
+    run.submit("second", 3, 30)
+    run.step()
+    assert run.scheduler._capacity.forecast.most_seats(0) == 1
