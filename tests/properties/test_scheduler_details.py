@@ -161,3 +161,15 @@ def test_a_prefill_that_left_takes_no_seat_any_more() -> None:
     run.submit("second", 3, 30)
     run.step()
     assert run.scheduler._capacity.forecast.most_seats(0) == 1
+
+
+def test_the_limit_of_one_that_left_binds_nobody() -> None:
+    run = Run(num_blocks=40)
+    fast = run.submit("fast", 3, 5, itl_limit_ns=1400)
+    run.submit("other", 3, 40)
+    run.step()
+    long = run.submit("long", 100, 3)
+    assert 0 < run.step().num_prefill_tokens < 20
+    run.scheduler.abort(fast)
+    plan = run.step()
+    assert plan.num_new_tokens[plan.requests.index(long)] > 70
