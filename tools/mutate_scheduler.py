@@ -142,12 +142,6 @@ FAULTS = (
         "self._wheel[(self._step + 1) % self.config.block_size]",
     ),
     Fault(
-        "step: latest prefill first",
-        SCHEDULER,
-        "for request in sorted(self._prefilling, key=_prefill_order):",
-        "for request in sorted(self._prefilling, key=_prefill_order, reverse=True):",
-    ),
-    Fault(
         "step: paused, and yet they start",
         SCHEDULER,
         "        if self._paused_for is not None:\n            return self._paused_for\n",
@@ -244,7 +238,7 @@ FAULTS = (
     ),
     Fault("leave: one that leaves keeps its charge", SCHEDULER, "        self._capacity.left(request)\n", ""),
     Fault(
-        "leave: lengths are not learned", SCHEDULER, "            self._capacity.ended(request)\n", "            pass\n"
+        "leave: lengths are not learned", SCHEDULER, "            self._capacity.learn(request)\n", "            pass\n"
     ),
     Fault(
         "leave: a preempted one loses its tokens' count",
@@ -548,7 +542,10 @@ FAULTS = (
         "            self._insert(request)  #",
     ),
     Fault(
-        "order: a changed rank is not seen", ORDER, "            if rank(name) != known_rank:", "            if False:"
+        "order: a changed rank is not seen",
+        ORDER,
+        "if num_moved < len(lanes) and rank(name) != known_rank:",
+        "if False:",
     ),
     Fault(
         "order: an empty lane stays",
