@@ -7,15 +7,16 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pyengine.cli.process import DONE, take_interrupts
+from pyengine.cli.simulate_errors import all_from, check_settings, naming_options, option
 from pyengine.cli.simulate_options import DeviceOptions, WorkloadOptions
 from pyengine.cli.terminal import RunsBar, TextOutput, note
 from pyengine.errors import InvalidRequest
 from pyengine.simulate.cluster import DEFAULT_LONG_FROM, DEFAULT_MAX_TOKENS, Setup
-from pyengine.simulate.experiment import Experiment
+from pyengine.simulate.experiment import Experiment, NeverFit
 from pyengine.simulate.figures import FORMATS, load_matplotlib, save_figures
 from pyengine.simulate.lengths import parse_lengths
 from pyengine.simulate.policies import PRESETS, parse_policies
@@ -65,28 +66,29 @@ def run_simulate(
     """Simulate and report; returns the exit code. Raises InvalidRequest, and MissingExtra for figures."""
     if jobs < 1:
         raise InvalidRequest(f"--jobs is {jobs}; it must be an integer >= 1.", field="jobs", value=jobs, limit=1)
-    if report.figures is not None:
-        _check_figures(report.figure_format)
-    experiment = Experiment(
-        source=_trace(trace, workload) if trace is not None else _generator(workload),
-        policies=tuple(parse_policies(policies)),
-        setup=Setup(
-            profile=find_profile(device.profile or "example"),
-            num_replicas=1 if device.replicas is None else device.replicas,
-            max_tokens=DEFAULT_MAX_TOKENS if workload.max_tokens is None else workload.max_tokens,
-            long_from=DEFAULT_LONG_FROM if long_from is None else long_from,
-            jitter=device.jitter or 0.0,
-        ),
-        settings=device.settings(),
-        router=device.router or "round-robin",
-        seeds=_seeds(workload),
-    )
+    with naming_options():
+        if report.figures is not None:
+            _check_figures(report.figure_format)
+        source, lines = _trace(trace, workload) if trace is not None else (_generator(workload), None)
+        with all_from("policies"):
+            compared = tuple(parse_policies(policies))
+        experiment = Experiment(
+            source=source,
+            policies=compared,
+            setup=_setup(workload, device, long_from),
+            settings=device.settings(),
+            router="round-robin" if device.router is None else device.router,
+            seeds=_seeds(workload),
+        )
+    check_settings(experiment, device)
     take_interrupts()
+    never_fit = experiment.never_fit()
+    _warn(never_fit, lines, trace)
     with _progress(experiment, jobs) as on_progress:
         results = experiment.run_all(jobs, on_progress)
     shown = table(results, shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH)
     if report.as_json:
-        TextOutput().write(json.dumps(_record(experiment, results), allow_nan=False) + "\n")
+        TextOutput().write(json.dumps(_record(experiment, results, never_fit, lines), allow_nan=False) + "\n")
     else:
         TextOutput().write(shown)
     if report.figures is not None:
@@ -125,13 +127,27 @@ def _check_figures(figure_format: str) -> None:
     load_matplotlib()
 
 
-def _trace(path: str, options: WorkloadOptions) -> Workload:
+def _setup(workload: WorkloadOptions, device: DeviceOptions, long_from: int | None) -> Setup:
+    with all_from("profile"):
+        profile = find_profile("example" if device.profile is None else device.profile)
+    return Setup(
+        profile=profile,
+        num_replicas=1 if device.replicas is None else device.replicas,
+        max_tokens=DEFAULT_MAX_TOKENS if workload.max_tokens is None else workload.max_tokens,
+        long_from=DEFAULT_LONG_FROM if long_from is None else long_from,
+        jitter=device.jitter or 0.0,
+    )
+
+
+def _trace(path: str, options: WorkloadOptions) -> tuple[Workload, tuple[int, ...]]:
+    """The workload of a trace, and on which line of the file each request is."""
     for name in _NOT_WITH_TRACE:
         _refuse(name, getattr(options, name), "TRACE says what arrives when")
     read = read_trace(path, 0.5 if options.prefix_share is None else options.prefix_share)
     if read.ignored_columns:
         note(f"{path}: not used: {', '.join(read.ignored_columns)}")
-    return scaled(read.workload, 1.0 if options.speed is None else options.speed, options.requests)
+    speed = 1.0 if options.speed is None else options.speed
+    return scaled(read.workload, speed, options.requests), read.lines
 
 
 def _generator(options: WorkloadOptions) -> Generator:
@@ -173,7 +189,19 @@ def _seeds(options: WorkloadOptions) -> tuple[int, ...]:
 
 def _refuse(name: str, value: object, why: str) -> None:
     if value is not None:
-        raise InvalidRequest(f"--{name.replace('_', '-')} is {value}, but {why}.", field=name, value=value)
+        raise InvalidRequest(f"{option(name)} is {value}, but {why}.", field=name, value=value)
+
+
+def _warn(never_fit: list[NeverFit], lines: tuple[int, ...] | None, trace: str | None) -> None:
+    """Say which prompts are going to be refused because they are too long for the device."""
+    for found in never_fit:
+        where = f"request {found.first + 1}" if lines is None else f"line {lines[found.first]}"
+        whose = f" with {', '.join(found.policies)}" if len(never_fit) > 1 else ""
+        note(
+            f"warning: {'' if trace is None else f'{trace}: '}{found.num_prompts:,} of {found.num_requests:,} prompts "
+            f"can never fit{whose} and are refused: the device takes up to {found.most_tokens:,} tokens; the first, "
+            f"{where}, has {found.first_tokens:,}."
+        )
 
 
 @contextmanager
@@ -197,7 +225,9 @@ def _progress(experiment: Experiment, jobs: int) -> Iterator[Callable[[int, int]
         bar.hide()
 
 
-def _record(experiment: Experiment, results: list[RunResult]) -> dict[str, Any]:
+def _record(
+    experiment: Experiment, results: list[RunResult], never_fit: list[NeverFit], lines: tuple[int, ...] | None
+) -> dict[str, Any]:
     profile: DeviceProfile = experiment.setup.profile
     return {
         "workload": results[0].workload,
@@ -206,6 +236,9 @@ def _record(experiment: Experiment, results: list[RunResult]) -> dict[str, Any]:
         "router": experiment.router,
         "settings": dict(experiment.base_settings()),
         "policies": {policy.name: dict(policy.settings) for policy in experiment.policies},
+        "never_fit": [
+            {**asdict(found), "first_line": None if lines is None else lines[found.first]} for found in never_fit
+        ],
         "summary": summary(results),
         "runs": [result.record() for result in results],
     }

@@ -20,6 +20,25 @@ OnRunProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class NeverFit:
+    """Prompts that not even an empty device takes: each is refused as it arrives.
+
+    Attributes:
+        policies: whose context and pool this is about.
+        most_tokens: the longest prompt that fits there.
+        num_prompts: how many are longer, over all seeds, out of `num_requests`.
+        first: the first of them, as its place in the workload, from 0; `first_tokens`: its length.
+    """
+
+    policies: tuple[str, ...]
+    most_tokens: int
+    num_prompts: int
+    num_requests: int
+    first: int
+    first_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Experiment:
     """What to run. Raises InvalidRequest for a router without a name here, or fewer than one replica.
 
@@ -95,6 +114,29 @@ class Experiment:
         """Raise InvalidRequest if a policy is not one that the scheduler has."""
         for policy in self.policies:
             policy.config(self.base_settings())
+
+    def never_fit(self) -> list[NeverFit]:
+        """The prompts that can never fit, one entry for all policies with the same room; empty if all fit."""
+        policies: dict[int, list[str]] = {}
+        for policy in self.policies:
+            config = policy.config(self.base_settings())
+            # A context needs room for one token of output, whose KV a pool need not hold.
+            most = min(config.max_context - 1, config.num_blocks * config.block_size)
+            policies.setdefault(most, []).append(policy.name)
+        source = self.source
+        workloads = [source.workload(seed) for seed in self.seeds] if isinstance(source, Generator) else [source]
+        found = []
+        num_requests = sum(len(workload.requests) for workload in workloads)
+        for most, names in policies.items():
+            longer = [
+                (place, request.prompt_tokens)
+                for workload in workloads
+                for place, request in enumerate(workload.requests)
+                if request.prompt_tokens > most
+            ]
+            if longer:
+                found.append(NeverFit(tuple(names), most, len(longer), num_requests, *longer[0]))
+        return found
 
     def run_one(self, policy: Policy, seed: int | None, on_progress: Callable[[int], None] | None = None) -> RunResult:
         """One run; `on_progress` gets how many requests have ended."""

@@ -13,7 +13,7 @@ from pyengine.config import SchedulerConfig
 from pyengine.request import Request
 from pyengine.scheduler.virtual import VirtualEngine
 from pyengine.simulate.cluster import Cluster, Setup, simulate
-from pyengine.simulate.experiment import Experiment
+from pyengine.simulate.experiment import Experiment, NeverFit
 from pyengine.simulate.lengths import Uniform
 from pyengine.simulate.policies import Policy, parse_policies
 from pyengine.simulate.results import Recorder, RunResult
@@ -107,6 +107,23 @@ def test_refusals_are_counted_by_kind_and_the_rest_goes_on(setup: Setup) -> None
     assert result.refusals["NeverFits"] == 1
     assert result.refusals["QueueFull"] > 10
     assert result.num_finished + sum(result.refusals.values()) == len(workload.requests)
+
+
+@pytest.mark.parametrize("num_blocks", [2, 3, 64])
+def test_what_is_said_never_to_fit_is_what_is_refused(setup: Setup, num_blocks: int) -> None:
+    setup = replace(setup, profile=replace(setup.profile, num_blocks=num_blocks, max_context=60))
+    policies = tuple(parse_policies("fifo fifo-guaranteed"))
+    experiment = Experiment(small_generator(num_requests=60), policies, setup, SETTINGS, seeds=(0, 1))
+    (found,) = experiment.never_fit()
+    most = min(16 * num_blocks, 59)  # the context needs room for one token more
+    prompts = [
+        request.prompt_tokens for seed in (0, 1) for request in small_generator(num_requests=60).workload(seed).requests
+    ]
+    longer = [i for i, tokens in enumerate(prompts) if tokens > most]
+    assert found == NeverFit(("fifo", "fifo-guaranteed"), most, len(longer), 120, longer[0], prompts[longer[0]])
+    for policy in policies:
+        refusals = [experiment.run_one(policy, seed).refusals.get("NeverFits", 0) for seed in (0, 1)]
+        assert sum(refusals) == found.num_prompts
 
 
 def test_those_whose_limit_has_passed_are_refused_and_a_closed_loop_goes_on(setup: Setup) -> None:

@@ -58,6 +58,24 @@ def test_all_columns_are_read_in_any_order_and_others_are_named(tmp_path: Path) 
         (f"{HEAD}\n0,0,1\n", "line 2, column prompt_tokens: '0' is not from 1 to"),
         (f"{HEAD}\n0,1,0\n", "line 2, column output_tokens: '0' is not from 1 to"),
         (f"{HEAD},priority\n0,1,1,high\n", "line 2, column priority: 'high' is not an integer"),
+        (f"{HEAD},priority\n0,1,1,10\n", "line 2, column priority: '10' is not from 0 to 9"),
+        (f"{HEAD},priority\n0,1,1,9\n1,1,1,-1\n", "line 3, column priority: '-1' is not from 0 to 9"),
+        (f"{HEAD},priority\n0,1,1,1_0\n", "line 2, column priority: '1_0' is not an integer"),
+        (f"{HEAD}\n0,1_0,1\n", "line 2, column prompt_tokens: '1_0' is not an integer number of tokens"),
+        (f"{HEAD}\n0,\u0663,1\n", "line 2, column prompt_tokens: '\u0663' is not an integer number of tokens"),
+        (f'{HEAD}\n0,"5\n",1\n', "line 3, column prompt_tokens: '5\\n' is not an integer number of tokens"),
+        (f'{HEAD}\n0,1,"\n5"\n', "line 3, column output_tokens: '\\n5' is not an integer number of tokens"),
+        (f"{HEAD}\n1_0.5,1,1\n", "line 2, column arrival_s: '1_0.5' is not a number of seconds"),
+        (f'{HEAD}\n"1\n",1,1\n', "line 3, column arrival_s: '1\\n' is not a number of seconds"),
+        (f"{HEAD}\n1e10,1,1\n", "line 2, column arrival_s: '1e10' is not a number of seconds up to 1e+09"),
+        (f"{HEAD},max_tokens\n0,1,1,some\n", "line 2, column max_tokens: 'some' is not an integer"),
+        (f'{HEAD},max_tokens\n0,1,1,"\n"\n', "line 3, column max_tokens: '\\n' is not an integer"),
+        (f"{HEAD},prefix_tokens\n0,1,1,some\n", "line 2, column prefix_tokens: 'some' is not an integer"),
+        (f"{HEAD},prefix_id,prefix_tokens\n0,1,1,,x\n", "line 2, column prefix_tokens: 'x' is not an integer"),
+        (f"{HEAD},prefix_id,prefix_tokens\n0,1,1,a,0\n", "line 2, column prefix_tokens: '0' is not from 1 to"),
+        (f"{HEAD}\n\n\n0,1,1\n\n1,x,1\n", "line 6, column prompt_tokens: 'x' is not"),
+        (f'{HEAD},tenant\n0,1,1,"a\nb\nc"\n\n1,x,1,d\n', "line 6, column prompt_tokens: 'x' is not"),
+        (f"{HEAD}\r\n\r\n0,1,1\r\n1,1\r\n", "line 4: 2 cells"),
         (f"{HEAD},prefix_id,prefix_tokens\n0,9,1,a,10\n", "column prefix_tokens: '10' is more than the prompt has, 9"),
     ],
 )
@@ -66,6 +84,29 @@ def test_each_fault_names_file_line_column_and_value(tmp_path: Path, text: str, 
         read(tmp_path, text)
     assert str(caught.value).startswith("t.csv")
     assert message in str(caught.value)
+
+
+def test_numbers_are_read_as_people_write_them(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        f"{HEAD},priority,prefix_id,prefix_tokens\n 0 ,+7,\t1,0,,0\n.5,007,1,9,,\n1.,1,1,,,3\n2.5E-0,1,1,,,\n",
+    )
+    requests = trace.workload.requests
+    assert [request.arrival_ns for request in requests] == [0, 500_000_000, 1_000_000_000, 2_500_000_000]
+    assert [request.prompt_tokens for request in requests] == [7, 7, 1, 1]
+    assert [request.priority for request in requests] == [0, 9, 0, 0]
+    assert all(not request.prefix_keys for request in requests)
+
+
+def test_each_request_has_the_line_on_which_its_row_ends(tmp_path: Path) -> None:
+    text = f'{HEAD},tenant\n\n0,1,1,a\n1,1,1,"b\nb"\n\n\n2,1,1,c\n'
+    assert read(tmp_path, text).lines == (3, 5, 8)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_share_that_is_none_is_refused(tmp_path: Path, share: float) -> None:
+    with pytest.raises(InvalidRequest, match=r"prefix_share is .*; it must be a number from 0 to 1"):
+        read(tmp_path, f"{HEAD}\n0,1,1\n", share)
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused_by_name(tmp_path: Path) -> None:
