@@ -43,7 +43,10 @@ OUTPUTS = "lognormal:180:0.64"  # mean 221
 TIGHT = Generator("gamma", 2000, parse_lengths(PROMPTS, "prompts"), parse_lengths(OUTPUTS, "outputs"), rate=8.0, cv=2.0)
 CHAT = replace(TIGHT, prompt=parse_lengths(CHAT_PROMPTS, "prompts"))
 SETUP = Setup(EXAMPLE, max_tokens=2048)
-COMPARED = "static fifo-no-reserve fifo fifo-predicted best-fit q0.5:best-fit,capacity_quantile=0.5 best-fit-guaranteed shortest oracle"
+COMPARED = (
+    "static fifo-no-reserve fifo fifo-predicted best-fit q0.5:best-fit,capacity_quantile=0.5 best-fit-guaranteed "
+    "shortest oracle"
+)
 HASH_BLOCK = 512  # tokens of one hash id in the Mooncake traces
 
 

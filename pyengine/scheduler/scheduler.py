@@ -178,6 +178,7 @@ class Scheduler:
         for request in requests:
             self._check_new(request, requests[0])
         self._check_queue(len(requests))
+        self._check_itl(requests[0])
         now_ns = self._now()
         group = RequestGroup(requests) if len(requests) > 1 else None
         for i, request in enumerate(requests):
@@ -192,7 +193,6 @@ class Scheduler:
         try:
             for request in requests:
                 self._check_order_key(request)
-            self._check_itl(requests[0])
             self._check_ttft(requests[0])
         except Exception:
             for request in requests:
@@ -723,7 +723,7 @@ class Scheduler:
             )
 
     def _check_itl(self, request: Request) -> None:
-        """Refuse a limit that not even a pass with this request alone keeps, if that is known."""
+        """Refuse a limit of its own that not even a pass with this request alone keeps, if that is known."""
         limit_ns = request.itl_limit_ns
         if limit_ns is None or not self.step_time.is_fitted:
             return
