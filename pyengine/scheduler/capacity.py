@@ -28,6 +28,7 @@ class Capacity:
     """
 
     name = "capacity"
+    is_exact = False  # whether nobody runs longer than is forecast
 
     def __init__(self, cache: KVCache, config: SchedulerConfig) -> None:
         self._cache = cache
@@ -101,8 +102,8 @@ class Capacity:
             return None
         config = self._config
         is_whole = head.num_tokens <= config.max_num_batched_tokens - config.max_num_seqs
-        if head.num_tokens > config.max_num_batched_tokens:
-            early = certain
+        if head.num_tokens > config.max_num_batched_tokens or not self.is_exact:
+            early = certain  # a forecast that may be wrong is not worth holding others up for the earliest chance
         return Reservation(certain, early, is_whole, config.num_blocks - self.spare, config.max_num_seqs)
 
     def _first_start(self, at_start: int, final: int, life: int | None) -> Start | None:
@@ -233,6 +234,7 @@ class Guaranteed(Capacity):
     """
 
     name = "guaranteed"
+    is_exact = True
 
     def judge(self, request: Request, prefix: Prefix, whole_in_step: bool, num_running: int) -> Verdict:
         return _fits_later(self, request, whole_in_step)
