@@ -297,22 +297,10 @@ FAULTS = (
         "        verdict = Verdict(None)\n",
     ),
     Fault(
-        "admission: passing without a reservation",
-        ADMISSION,
-        "        return self.reservation is not None\n",
-        "        return True\n",
-    ),
-    Fault(
         "admission: a prefix in work is not waited for",
         ADMISSION,
         "            return Verdict(Reason.SHARED_PREFIX_PENDING), None\n",
         "            prefix = Prefix()\n",
-    ),
-    Fault(
-        "admission: a wait for a prefix is final",
-        ADMISSION,
-        "            self.is_final = False  #",
-        "            self.is_final = True  #",
     ),
     Fault(
         "admission: one seat too many",
@@ -381,12 +369,6 @@ FAULTS = (
         "decode_charge(request.num_tokens, self.expect(request), step + 1, self._config.block_size)",
     ),
     Fault(
-        "capacity: the head needs no seat",
-        CAPACITY,
-        "config.num_blocks - self.spare, config.max_num_seqs - 1",
-        "config.num_blocks - self.spare, config.max_num_seqs",
-    ),
-    Fault(
         "capacity: the head's spare is forgotten",
         CAPACITY,
         "usable, num_seats = config.num_blocks - self.spare,",
@@ -408,22 +390,10 @@ FAULTS = (
     ),
     Fault("reservation: one block too many", RESERVATION, "needed > self.usable or", "needed > self.usable + 1 or"),
     Fault(
-        "reservation: one seat too many",
-        RESERVATION,
-        "start.num_seats + 2 > self.max_num_seqs",
-        "start.num_seats + 1 > self.max_num_seqs",
-    ),
-    Fault(
         "reservation: only the certain start counts",
         RESERVATION,
         "for start in (self.early, self.certain):",
         "for start in (self.certain,):",
-    ),
-    Fault(
-        "reservation: only the early start counts",
-        RESERVATION,
-        "for start in (self.early, self.certain):",
-        "for start in (self.early,):",
     ),
     Fault(
         "reservation: starts with the last step of another",
@@ -449,12 +419,6 @@ FAULTS = (
         FORECAST,
         "own = blocks - self._future(self._ending_blocks)",
         "own = blocks",
-    ),
-    Fault(
-        "forecast: those that end keep their seat in their bucket",
-        FORECAST,
-        "self._future(self._seats) - self._future(self._ending_seats)",
-        "self._future(self._seats)",
     ),
     Fault(
         "forecast: the head's growth is forgotten",

@@ -11,6 +11,7 @@ from typing import Any
 from pyengine.config import SchedulerConfig
 from pyengine.errors import NeverFits, QueueFull, TTFTUnreachable
 from pyengine.request import RequestState
+from pyengine.scheduler.capacity import MIN_LENGTHS, Predicted
 
 from .policy_world import PolicyWorld
 from .scheduler_world import MAX_OUTPUTS
@@ -174,6 +175,12 @@ class Trial:
         self.jumps = rng.random() < 0.2
         self.load = (kind or KINDS[seed % len(KINDS)])(rng, self.config.num_blocks * self.config.block_size)
         self.has_itl_limits = True
+        capacity = self.world.scheduler._capacity
+        if isinstance(capacity, Predicted) and rng.random() < 0.7:
+            # It predicts only once it has seen enough: often too short, sometimes too long.
+            for _ in range(MIN_LENGTHS):
+                capacity._lengths.add(rng.choice([1, 3, 10, 30]))
+            self.world.scheduler.recorder = None  # a recording would have to know these
         self.plans: list[tuple[Any, ...]] = []
         self.refused: Counter[str] = Counter()
         self.failure: AssertionError | None = None

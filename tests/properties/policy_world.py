@@ -543,6 +543,7 @@ class PolicyWorld(CachedWorld):
         fresh.move_to(capacity.forecast.bucket)
         for request, charge in capacity._charges.items():
             fresh.add(charge)
+            assert charge.final * size < request.num_prompt_tokens + request.max_tokens - 1 + size
             if charge.last_bucket is None:
                 assert request.state is RequestState.PREFILL
                 assert charge.final * size >= request.num_tokens
@@ -551,8 +552,7 @@ class PolicyWorld(CachedWorld):
                 assert charge.last_bucket >= capacity.forecast.bucket, f"{request!r} outlived its charge"
                 now = min(charge.final, charge.offset + capacity.forecast.bucket)
                 # One that outlives what was predicted is charged anew when the bucket is over, a block later at most.
-                spare = request.num_computed_tokens < request.num_prompt_tokens + request.max_tokens - 1
-                late = 1 if self.config.capacity == "predicted" and spare else 0
+                late = 1 if self.config.capacity == "predicted" else 0
                 assert now + late >= len(request.block_table), f"{request!r} holds more than it is charged for"
         ours, theirs = capacity.forecast, fresh
         assert ours.peak() == theirs.peak()

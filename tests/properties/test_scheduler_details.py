@@ -173,3 +173,98 @@ def test_the_limit_of_one_that_left_binds_nobody() -> None:
     run.scheduler.abort(fast)
     plan = run.step()
     assert plan.num_new_tokens[plan.requests.index(long)] > 70
+
+
+# ---- The reserved start, by hand: blocks of 16 tokens, everyone to its max_tokens
+
+
+def reserved_step(run: Run, head: Request) -> int | None:
+    return run.scheduler.log.explain(head).reserved_step
+
+
+def behind_a_head(num_blocks: int = 10, head_length: int = 140, **settings: Any) -> tuple[Run, Request]:
+    """A has 4 blocks and its last token in step 10; the head has all 10 or so from step 11 on."""
+    run = Run(num_blocks=num_blocks, **settings)
+    run.submit("a", 50, 11)
+    run.step()
+    head = run.submit("head", head_length, 8)
+    return run, head
+
+
+def test_a_head_is_promised_the_step_after_the_end_that_makes_room_and_starts_in_it() -> None:
+    run, head = behind_a_head()
+    run.step()
+    assert reserved_step(run, head) == 11
+    started = [plan.step for plan in (run.step() for _ in range(20)) if head in plan.joined]
+    assert started == [11]
+
+
+@pytest.mark.parametrize(("max_tokens", "passes"), [(9, True), (10, True), (11, False), (15, False)])
+def test_one_passes_that_is_gone_when_the_head_starts_and_not_a_step_later(max_tokens: int, passes: bool) -> None:
+    run, head = behind_a_head()
+    small = run.submit("small", 1, max_tokens)
+    assert run.step().joined == ([small] if passes else [])
+    while head.is_waiting:
+        plan = run.step()
+    assert plan.step == 11
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_so_many_pass_as_leave_the_head_its_room(room: int) -> None:
+    run, head = behind_a_head(num_blocks=10 + room)
+    made = [run.submit(f"small{i}", 1, 15) for i in range(3)]
+    assert run.step().joined == made[:room]
+    assert reserved_step(run, head) == 11
+    while head.is_waiting:
+        plan = run.step()
+    assert plan.step == 11
+
+
+def test_a_head_that_grows_starts_before_its_final_size_would_fit_and_nobody_passes_into_that() -> None:
+    """A has 6 blocks until step 19. The head has 4, then 5: beside A that is too much now, and not from step 16 on."""
+    run = Run(max_num_batched_tokens=500)
+    run.submit("a", 77, 20)
+    run.step()
+    head = run.submit("head", 40, 80)
+    early, late = run.submit("early", 1, 15), run.submit("late", 1, 16)
+    assert run.step().joined == [early]
+    assert reserved_step(run, head) == 20
+    while head.is_waiting:
+        plan = run.step()
+    assert plan.step == 16
+    assert late.is_waiting
+
+
+def test_the_head_is_promised_what_leaves_the_watermark_free() -> None:
+    for watermark, expected in ((0.0, 17), (0.2, 41)):
+        run = Run(capacity="predicted", watermark=watermark)
+        run.submit("a", 80, 17)
+        run.step()
+        b = run.submit("b", 1, 40)
+        assert run.step().joined == [b]
+        head = run.submit("head", 90, 7)
+        run.step()
+        assert reserved_step(run, head) == expected
+
+
+def test_a_packing_that_tries_and_tries_is_stopped() -> None:
+    class Tries:
+        name = "tries"
+        number = 0
+
+        def admit(self, admission: Any) -> None:
+            for request in list(admission.waiting()):
+                for _ in range(10_000):
+                    self.number += 1
+                    admission.try_start(request)
+
+    packing = Tries()
+    run = Run(packing=packing, window=2)
+    run.submit("runs", 100, 60)
+    with pytest.warns(RuntimeWarning, match="'tries'"):
+        run.step()
+    run.submit("waits", 100, 60)
+    packing.number = 0
+    run.step()
+    assert packing.number < 20
+    assert run.scheduler.policy_faults == {"tries": 2}
