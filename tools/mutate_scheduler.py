@@ -454,12 +454,6 @@ FAULTS = (
         "forecast: the last bucket is not charged", FORECAST, "        self._blocks[last] += sign * charge.final\n", ""
     ),
     Fault(
-        "forecast: the peak is not looked at again",
-        FORECAST,
-        "if self._peak_of != (self.version, self._bucket):",
-        "if self._peak_of[0] != self.version:",
-    ),
-    Fault(
         "forecast: prefills do not count in the peak",
         FORECAST,
         "(int(column.max()) if len(column) else 0) + self._prefill_blocks",

@@ -268,3 +268,10 @@ def test_a_packing_that_tries_and_tries_is_stopped() -> None:
     run.step()
     assert packing.number < 20
     assert run.scheduler.policy_faults == {"tries": 2}
+
+
+def test_there_is_room_from_the_bucket_on_that_follows_the_last_that_is_too_full() -> None:
+    forecast = Forecast(max_context=100, block_size=16)
+    forecast.add(decode_charge(20, 27, 0, 16))  # 3 blocks until step 27, in bucket 1
+    assert [forecast.first_room(blocks, 5) for blocks in (0, 2, 3)] == [2, 2, 0]
+    assert [forecast.first_room(3, seats) for seats in (0, 1)] == [2, 0]
