@@ -153,6 +153,15 @@ def token_bytes(plan: DecoderPlan, token: str) -> bytes:
     return bytes([piece]) if isinstance(piece, int) else piece.encode()
 
 
+def _incomplete_end(data: bytes) -> bytes:
+    """The incomplete UTF-8 character at the end of `data`; not what can never become one."""
+    utf8 = _incremental_utf8("replace")
+    utf8.decode(data)
+    pending = utf8.getstate()[0]
+    # Python waits for the third byte of a surrogate, which UTF-8 does not have.
+    return b"" if pending[:1] == b"\xed" and pending[1:2] >= b"\xa0" else pending
+
+
 class _Stream(ABC):
     """Ids in, text out; the prompt's ids first, whose text is dropped."""
 
@@ -185,7 +194,7 @@ class _ByteLevelStream(_Stream):
                 tail = self._bytes_of(token_id) + tail
             if len(tail) >= _LONGEST_CHARACTER_BYTES - 1:
                 break
-        self._utf8.decode(tail[-(_LONGEST_CHARACTER_BYTES - 1) :])
+        self._utf8.decode(_incomplete_end(tail[-(_LONGEST_CHARACTER_BYTES - 1) :]))
 
     def push(self, ids: Iterable[int]) -> str:
         data = b"".join([self._bytes_of(token_id) for token_id in ids if token_id not in self._skip])
@@ -242,9 +251,7 @@ class _PieceStream(_Stream):
             if isinstance(piece, str) or len(tail) == _LONGEST_CHARACTER_BYTES - 1:
                 break
             tail = bytes([piece]) + tail
-        utf8 = _incremental_utf8("replace")
-        utf8.decode(tail)
-        return utf8.getstate()[0]
+        return _incomplete_end(tail)
 
     def _piece(self, token_id: int) -> str | int | None:
         return None if token_id in self._skip else self._tokenizer.token_piece(token_id)

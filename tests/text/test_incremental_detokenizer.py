@@ -70,6 +70,15 @@ def continuation(tokenizer: Tokenizer, prompt: Sequence[int], outputs: Sequence[
     return after[len(before) :]
 
 
+def test_half_a_surrogate_at_the_end_of_a_prompt_is_not_the_beginning_of_a_character() -> None:
+    tokenizer = make_tokenizer("llama")
+    prompt = [tokenizer.token_to_id(f"<0x{byte}>") for byte in ("E2", "ED", "A0")]
+    for skip in (True, False):
+        for outputs in ([0], tokenizer.encode("the"), [prompt[2]]):
+            got = "".join(deltas(tokenizer, prompt, outputs, [], skip=skip))
+            assert got == continuation(tokenizer, prompt, outputs, skip=skip)
+
+
 @pytest.mark.parametrize("kind", EXACT_KINDS)
 @few
 @given(data=st.data())
