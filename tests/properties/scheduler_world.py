@@ -295,10 +295,11 @@ class World:
         """Every decode that was not preempted has exactly one token in the plan."""
         decodes = [request for request, (state, _) in before.items() if state is RequestState.DECODE]
         assert set(decodes) <= {*plan.requests, *plan.preempted, *(request for request, _ in plan.refused)}
-        # One that shares more when it comes back than it did before may fit again at once.
+        # One that shares more when it comes back, or was not the last to be preempted, may fit again at once.
         resumed = set(plan.preempted) & set(plan.requests)
         assert resumed <= set(plan.joined)
-        assert not resumed or self.config.prefix_caching
+        shares = self.config.prefix_caching or any(request.group for request in resumed)
+        assert not resumed or shares or len(plan.preempted) > 1
         assert plan.num_decode_tokens == sum(1 for r in decodes if r in plan.requests and r not in resumed)
         assert set(plan.requests[: plan.num_decode_tokens]) == {r for r in decodes if r not in plan.preempted}
         assert plan.num_new_tokens[: plan.num_decode_tokens] == [1] * plan.num_decode_tokens

@@ -13,6 +13,7 @@ from pyengine.scheduler import Reason, Scheduler, StepPlan
 from pyengine.scheduler.capacity import MAX_LENGTHS, MIN_LENGTHS, OutputLengths
 from pyengine.scheduler.forecast import Forecast, decode_charge
 from pyengine.scheduler.latency import Budget
+from pyengine.scheduler.victim import Latest
 
 from .policy_world import STEP_COST, FixedModel
 
@@ -275,3 +276,22 @@ def test_there_is_room_from_the_bucket_on_that_follows_the_last_that_is_too_full
     forecast.add(decode_charge(20, 27, 0, 16))  # 3 blocks until step 27, in bucket 1
     assert [forecast.first_room(blocks, 5) for blocks in (0, 2, 3)] == [2, 2, 0]
     assert [forecast.first_room(3, seats) for seats in (0, 1)] == [2, 0]
+
+
+def test_the_completions_of_one_prompt_are_in_one_static_batch_and_who_comes_later_is_not() -> None:
+    run = Run(batching="static", num_blocks=40)
+    siblings = [Request("r", [1] * 40, 9, index=i) for i in range(3)]
+    run.scheduler.add(siblings)
+    assert run.step().joined == siblings[:1]
+    assert run.step().joined == siblings[1:]
+    late = run.submit("late", 3, 3)
+    while not all(request.is_finished for request in siblings):
+        assert run.step().joined == []
+    assert run.step().joined == [late]
+
+
+def test_the_latest_victim_is_the_latest_arrival() -> None:
+    requests = [Request(str(i), [1] * (9 - i), 3) for i in range(3)]
+    for i, request in enumerate(requests):
+        request.arrival_seq = i
+    assert Latest().choose(requests, lambda _: 0.0) is requests[2]
