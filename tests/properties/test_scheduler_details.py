@@ -295,3 +295,15 @@ def test_the_latest_victim_is_the_latest_arrival() -> None:
     for i, request in enumerate(requests):
         request.arrival_seq = i
     assert Latest().choose(requests, lambda _: 0.0) is requests[2]
+
+
+def test_those_who_passed_before_count_towards_the_bypass_budget() -> None:
+    run, head = behind_a_head(num_blocks=20, head_length=280, max_context=400, bypass_budget=0.25)
+    made = [run.submit(str(i), 30, 3) for i in range(2)]
+    assert run.step().joined == made
+    late = run.submit("late", 11, 3)
+    assert run.step().joined == []
+    assert run.scheduler.log.explain(late).waits_for is Reason.BYPASS_BUDGET
+    small = run.submit("small", 10, 3)
+    assert run.step().joined == [small]
+    assert head.bypassed_tokens == 70
