@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +21,7 @@ MIN_LENGTHS = 16  # below so many known outputs nothing is predicted
 MAX_LENGTHS = 1000  # older ones are forgotten
 
 
-class Capacity:
+class Capacity(ABC):
     """Judges starts, by a forecast of what the running requests will use.
 
     Subclass it for another rule: `horizon` says how many tokens a request is expected to get beyond those that it
@@ -46,12 +47,12 @@ class Capacity:
         """Tokens that will get KV beyond the known ones, as far as this rule looks."""
         return last_horizon(request)
 
+    @abstractmethod
     def judge(self, request: Request, prefix: Prefix, whole_in_step: bool, num_running: int) -> Verdict:
         """Whether `request` may start beside `num_running` others, with `prefix` shared; need and have in blocks.
 
         `whole_in_step` tells whether all tokens it knows would be computed in this step, so that it then decodes.
         """
-        raise NotImplementedError
 
     # ---- The rule, as others ask it: what the user's own says is checked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
@@ -16,7 +17,7 @@ OUTPUT_WEIGHT = 2  # `fair`: an output token counts as so many prompt tokens
 MAX_IDLE_TENANTS = 1024  # `fair`: beyond so many, those that have nothing here and no more than others are forgotten
 
 
-class Order:
+class Order(ABC):
     """A sort key; the smallest is first. Subclass it for an order of your own: `name` and `key` are enough.
 
     An order whose ranks change while requests wait, as `fair`, has lanes: requests within one keep their order, and
@@ -26,12 +27,12 @@ class Order:
     name = "order"
     has_classes = True  # whether `priority_class` is part of the key, so that a waiting request is promoted in time
 
+    @abstractmethod
     def key(self, request: Request) -> Key:
         """Where `request` stands in its lane. It stays the same while it waits in its class; no two have the same.
 
         Ending with `arrival_seq` is a simple way to keep the second rule.
         """
-        raise NotImplementedError
 
     def lane(self, request: Request) -> Hashable:
         """Which lane `request` waits in."""

@@ -423,8 +423,11 @@ class Scheduler:
         draft.bound_by = budget.bound_by
 
     def _continue_prefills(self, draft: PlanDraft) -> None:
-        """Chunks of the prompts that are being computed: earliest deadline first, then arrival."""
-        for request in sorted(self._prefilling, key=_prefill_order):
+        """Chunks of the prompts that are being computed.
+
+        At most one is left from the step before: nobody else is started once a chunk has used up the budget.
+        """
+        for request in list(self._prefilling):
             if draft.budget == 0:
                 return
             self._add_chunk(draft, request)
@@ -876,11 +879,6 @@ def _policy(
 def _consume(iterator: Iterator[object]) -> None:
     """Run through `iterator` for what it does, in C."""
     deque(iterator, maxlen=0)
-
-
-def _prefill_order(request: Request) -> tuple[int, int]:
-    limit = request.ttft_limit_ns
-    return (NEVER_NS if limit is None else request.arrival_ns + limit, request.arrival_seq)
 
 
 def _check_token_ids(plan: StepPlan, token_ids: Sequence[int | None]) -> None:
