@@ -302,7 +302,7 @@ public:
         auto* out = static_cast<int32_t*>(bytes_of(result, "result", need * sizeof(int32_t), 4, true));
         if (!logits && !residuals) {
             py::gil_scoped_release unlocked;
-            decoder_->step(view_step(words, words, out));
+            decoder_->step(view_step(words, words, out, nullptr));
             return;
         }
         const int64_t tokens = words[kNumTokens], rows = words[kNumRows];
@@ -313,7 +313,7 @@ public:
             residuals ? trace_of(*residuals, "residuals", {layers + 1, tokens, config_.hidden_size}) : nullptr;
         HostTrace trace(logits_out, residuals_out, tokens);
         py::gil_scoped_release unlocked;
-        decoder_->step(view_step(words, words, out), &trace);
+        decoder_->step(view_step(words, words, out, nullptr), &trace);
     }
 
 private:

@@ -64,7 +64,7 @@ Decoder::Buffers Decoder::lay_out(const ops::Context& context, const DecoderConf
         return m;
     };
     Buffers b{};
-    b.residual = matrix(tokens, hidden, types.hidden);
+    b.residual = matrix(tokens, hidden, DType::f32);
     b.normed = matrix(tokens, hidden, types.gemm_input);
     b.qkv = matrix(tokens, q + 2 * kv, types.hidden);
     b.q = matrix(tokens, q, types.hidden);
@@ -72,7 +72,7 @@ Decoder::Buffers Decoder::lay_out(const ops::Context& context, const DecoderConf
     b.delta = matrix(tokens, hidden, types.hidden);
     b.gate_up = matrix(mlp_rows, 2 * inner, types.hidden);
     b.activated = matrix(mlp_rows, inner, types.gemm_input);
-    b.row_residual = matrix(tokens, hidden, types.hidden);
+    b.row_residual = matrix(tokens, hidden, DType::f32);
     b.row_attended = matrix(tokens, q, types.gemm_input);
     b.row_normed = matrix(logits_rows, hidden, types.gemm_input);
     b.logits = matrix(logits_rows, config.vocab_size, DType::f32);
@@ -97,7 +97,8 @@ void Decoder::step(const StepView& step, StepObserver* observer) {
             ops::copy_blocks(context_, kv_layer(n), config_.attention, step.copies, step.num_copies);
     if (batch.num_tokens == 0) return;
 
-    ops::embed(context_, weights_.embedding, batch.token_ids, first_rows(buffers_.residual, batch.num_tokens));
+    ops::embed(context_, weights_.embedding, batch.token_ids, batch.previous_ids,
+               first_rows(buffers_.residual, batch.num_tokens));
     if (observer) observer->residual_stream(0, first_rows(buffers_.residual, batch.num_tokens), Matrix{});
     for (int64_t n = 0; n < num_layers; n++) {
         const LayerWeights& layer = weights_.layers[n];

@@ -48,7 +48,8 @@ struct KvLayer {
 struct Batch {
     int32_t num_tokens, num_seqs, table_width;
     int32_t max_query_len, max_context_len;
-    const int32_t* token_ids;     // [T]
+    const int32_t* token_ids;     // [T] below 0: previous_ids[-1 - id]
+    const int32_t* previous_ids;  // drawn by the step before, whose ids may not have reached the host yet; or null
     const int32_t* positions;     // [T]
     const int32_t* slot_mapping;  // [T]
     const int32_t* query_start;   // [S + 1]
@@ -99,30 +100,26 @@ struct StepLimits {
 
 namespace ops {
 
-// The backend's state: thread pool or stream, library handles, scratch memory.
+// The backend's state: thread pool or stream, library handles, scratch memory. Each backend makes its own (bind_context
+// in bindings.h). An op may return before its work is done; the work of one context is done in the order of the calls.
 struct Context;
 
-struct ContextOptions {
-    int32_t num_threads;  // CPU
-    int32_t device;       // GPU ordinal
-    void* stream;         // GPU stream
-};
-
-Context* create_context(const ContextOptions& options);
 void destroy_context(Context* context);
+void synchronize(Context& context);  // waits until all work is done, and throws if some of it failed
 size_t scratch_bytes(const Context& context, const StepLimits& limits, const AttentionShape& shape);
 void bind_scratch(Context& context, void* scratch, size_t bytes);  // 64-byte aligned, kept by the caller
 const char* describe(const Context& context);                      // e.g. "cpu avx512bf16, 2 threads"
 
-// Types between the operations of a model whose weights are `weights`: `hidden` of the residual stream and of GEMM
-// results, `gemm_input` of what norm, attention and activation hand to a GEMM, `kv` of the cache.
+// Types between the operations of a model whose weights are `weights`: `hidden` of GEMM results, `gemm_input` of what
+// norm, attention and activation hand to a GEMM, `kv` of the cache. The residual stream and logits are always fp32.
 struct ActivationTypes {
     DType hidden, gemm_input, kv;
 };
 ActivationTypes activation_types(const Context& context, DType weights);
 
-// Weights, once at load: row-major [n, k] -> the layout of Linear. Rows may be packed in parts: `first_row` is where
-// the part begins (a multiple of 32), so that q, k and v, or gate and up, become one Linear without a copy.
+// Weights, once at load: row-major [n, k], in the host's memory -> the layout of Linear. Rows may be packed in parts:
+// `first_row` is where the part begins (a multiple of 32), so that q, k and v, or gate and up, become one Linear without
+// a copy.
 size_t packed_weight_bytes(DType dtype, int64_t n, int64_t k);
 void pack_weight(Context& context, const void* rows, DType dtype, int64_t first_row, int64_t num_rows, int64_t n,
                  int64_t k, void* packed);
@@ -132,8 +129,10 @@ size_t kv_block_bytes(DType dtype, int32_t block_size, const AttentionShape& sha
 // Copies whole blocks inside one layer: pairs [n, 2] of (source, destination).
 void copy_blocks(Context& context, const KvLayer& kv, const AttentionShape& shape, const int32_t* pairs, int32_t n);
 
-// out[t, :] = table row token_ids[t]; the table is packed as a Linear (it may be the tied output head).
-void embed(Context& context, const Linear& table, const int32_t* token_ids, const Matrix& out);
+// out[t, :] = table row of token t; the table is packed as a Linear (it may be the tied output head). A previous id that
+// is -1 (its row failed) stands for token 0: what becomes of it is not used.
+void embed(Context& context, const Linear& table, const int32_t* token_ids, const int32_t* previous_ids,
+           const Matrix& out);
 
 // residual += delta (when delta.data is not null), then out = residual / rms(residual) * weight.
 void add_rms_norm(Context& context, const Matrix& residual, const Matrix& delta, const float* weight, float eps,
@@ -163,6 +162,10 @@ void gated_activation(Context& context, Activation activation, const Matrix& gat
 
 // out[i, :] = x[rows[i], :].
 void gather_rows(Context& context, const Matrix& x, const int32_t* rows, const Matrix& out);
+
+// Writes x as dense fp32 [rows, cols] to the host's memory, when all work before it is done. For comparisons, not for
+// the engine.
+void read_matrix(Context& context, const Matrix& x, float* host);
 
 // logits [R, vocab] fp32 (overwritten) -> tokens. Order and tie rules: see SamplingParams.
 void sample(Context& context, const Matrix& logits, const SamplingRows& rows, const SampledRows& out);

@@ -281,7 +281,7 @@ void py_embed(PyContext& self, const py::array& table, const std::string& dtype,
         if (ids[i] < 0 || ids[i] >= n) refuse("token_ids", "id out of range");
     }
     const py::gil_scoped_release release;
-    ops::embed(*self.context, linear, ids, om);
+    ops::embed(*self.context, linear, ids, nullptr, om);
 }
 
 void bind_types(py::module_& m) {

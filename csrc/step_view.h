@@ -74,14 +74,15 @@ struct StepView {
     SampledRows sampled;
 };
 
-// Pointers into `base` (where the arrays live) and `result`, by the header of `host`.
-inline StepView view_step(const int32_t* host, const int32_t* base, int32_t* result) {
+// Pointers into `base` (where the arrays live) and `result`, by the header of `host`. `previous_ids` are those of the
+// step before, or null.
+inline StepView view_step(const int32_t* host, const int32_t* base, int32_t* result, const int32_t* previous_ids) {
     auto words = [&](StepWord name) { return base + host[name]; };
     auto floats = [&](StepWord name) { return reinterpret_cast<const float*>(base + host[name]); };
     StepView step{};
     step.batch = {host[kNumTokens],     host[kNumSeqs],      host[kTableWidth],  host[kMaxQueryLen],
-                  host[kMaxContextLen], words(kTokenIds),    words(kPositions),  words(kSlotMapping),
-                  words(kQueryStart),   words(kContextLens), words(kBlockTables)};
+                  host[kMaxContextLen], words(kTokenIds),    previous_ids,       words(kPositions),
+                  words(kSlotMapping),  words(kQueryStart),  words(kContextLens), words(kBlockTables)};
     step.num_rows = host[kNumRows];
     step.logits_rows = words(kLogitsRows);
     step.num_copies = host[kNumCopies];

@@ -14,11 +14,9 @@ Context::Context(cpu::Isa isa_, int num_threads)
       description(std::string("cpu ") + cpu::name_of(isa_) + ", " + std::to_string(pool.num_threads()) +
                   (pool.num_threads() == 1 ? " thread" : " threads")) {}
 
-Context* create_context(const ContextOptions& options) {
-    return cpu::create_context(options.num_threads, nullptr, false);
-}
-
 void destroy_context(Context* context) { delete context; }
+
+void synchronize(Context&) {}  // every op returns when it is done
 
 const char* describe(const Context& context) { return context.description.c_str(); }
 
@@ -33,6 +31,12 @@ void bind_scratch(Context& context, void* scratch, size_t bytes) {
     if (reinterpret_cast<uintptr_t>(scratch) % 64 != 0) throw std::invalid_argument("scratch: not 64-byte aligned");
     context.scratch = static_cast<char*>(scratch);
     context.scratch_bytes = bytes;
+}
+
+void read_matrix(Context&, const Matrix& x, float* host) {
+    if (x.dtype != DType::f32) throw std::invalid_argument("read_matrix: x must be f32");
+    const float* row = static_cast<const float*>(x.data);
+    for (int64_t r = 0; r < x.rows; ++r, row += x.stride) host = std::copy_n(row, x.cols, host);
 }
 
 ActivationTypes activation_types(const Context& context, DType weights) {

@@ -26,7 +26,7 @@ struct Context {
 
 namespace pyengine::cpu {
 
-// As ops::create_context. `isa` null: the best one, or PYENGINE_CPU_ISA. num_threads <= 0: one per usable processor;
+// `isa` null: the best one, or PYENGINE_CPU_ISA. num_threads <= 0: one per usable processor;
 // never more than that, unless `oversubscribe` (for tests of the thread pool on small machines). Throws
 // std::invalid_argument for a bad isa.
 ops::Context* create_context(int num_threads, const char* isa, bool oversubscribe);
