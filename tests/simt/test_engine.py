@@ -1,0 +1,2 @@
+def test_module(simt):
+    assert simt.__name__ == "_simt"
