@@ -18,6 +18,12 @@ PTX_FN void cp_async_16_or_zero(void* shared, const void* global, bool valid) {
                  "r"(valid ? 16 : 0)
                  : "memory");
 }
+// Copies `present` bytes, from 0 to 16, and zeros behind them; `global` must be a valid, aligned address all the same.
+PTX_FN void cp_async_16_partly(void* shared, const void* global, int present) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(present)
+                 : "memory");
+}
 PTX_FN void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>  // of the groups committed, all but the latest N are there
 PTX_FN void cp_async_wait() {
@@ -73,6 +79,9 @@ inline void cp_async_16(void* shared, const void* global, simt::Site at = {}) {
 }
 inline void cp_async_16_or_zero(void* shared, const void* global, bool valid, simt::Site at = {}) {
     simt::copy_async(shared, global, 16, valid ? 16 : 0, at);
+}
+inline void cp_async_16_partly(void* shared, const void* global, int present, simt::Site at = {}) {
+    simt::copy_async(shared, global, 16, present, at);
 }
 inline void cp_async_commit() { simt::copy_commit(); }
 template <int N>
