@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "build_facts.h"
 #include "decoder.h"
 
 namespace py = pybind11;
@@ -382,6 +383,7 @@ size_t kv_block_bytes(const PyContext& context, const py::dict& config) {
 PYBIND11_MODULE(PYENGINE_MODULE, module) {
     using namespace pyengine;
     module.doc() = "The compiled step function of one backend; see pyengine.backends for the interface around it.";
+    module.attr("build") = kBuildFacts;  // JSON: compiler, toolkit, architectures
     bind_ops(module);  // also defines Context
     py::class_<PyDecoder>(module, "Decoder")
         .def(py::init<py::object, const py::dict&, py::dict, py::array, int32_t, py::array>(), py::arg("context"),

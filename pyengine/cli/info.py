@@ -65,6 +65,8 @@ def run_build_info(*, as_json: bool) -> int:
     rows = [
         ("pyengine", record["version"]),
         ("backends", ", ".join(record["backends"])),
+        ("compiler", record["compiler"]),
+        ("CUDA", _cuda_words(record["cuda"])),
         ("instruction sets", f"{isas} (of this build, usable here); in use: {record['instruction_set']}"),
         ("threads", record["threads"]),
         ("Python", f"{record['python']} on {record['platform']}"),
@@ -83,12 +85,20 @@ def package_version() -> str:
 
 
 def build_record() -> dict[str, Any]:
-    """Version, backends that are compiled in, instruction sets, and what they run on."""
+    """Version, backends that are compiled in and what with, instruction sets, and what they run on.
+
+    `cuda` has `built`, and where it is True the toolkit's version and the architectures in CMake's words ("90-real" is
+    code for one, "120-virtual" is PTX for that one and newer ones), else the reason that CMake gave.
+    """
     native = import_module("pyengine._cpu")
+    facts = json.loads(native.build)
+    cuda = _cuda_record(facts["cuda"])
     context = native_context()
     return {
         "version": package_version(),
-        "backends": ["cpu"],
+        "backends": ["cpu", "cuda"] if cuda["built"] else ["cpu"],
+        "compiler": facts["compiler"],
+        "cuda": cuda,
         "instruction_sets": list(native.ops.supported_isas()),
         "instruction_set": context.isa,
         "threads": context.num_threads,
@@ -96,6 +106,28 @@ def build_record() -> dict[str, Any]:
         "platform": platform.platform(),
         "numpy": version("numpy"),
     }
+
+
+def _cuda_record(decision: str) -> dict[str, Any]:
+    """What the module _cuda says of itself. `decision` is what was decided when _cpu was built."""
+    try:
+        facts = json.loads(import_module("pyengine._cuda").build)
+    except ModuleNotFoundError as error:
+        if error.name != "pyengine._cuda":
+            raise
+        reason = decision.removeprefix("not built: ")
+        return {"built": False, "reason": "its module was removed" if reason == decision else reason}
+    return {"built": True, "toolkit": facts["cuda_toolkit"], "architectures": facts["architectures"].split()}
+
+
+def _cuda_words(cuda: dict[str, Any]) -> str:
+    if not cuda["built"]:
+        return f"not built: {cuda['reason']}"
+    names = [
+        f"PTX of {name.removesuffix('-virtual')}" if name.endswith("-virtual") else name.removesuffix("-real")
+        for name in cuda["architectures"]
+    ]
+    return f"compiled with toolkit {cuda['toolkit']} for {', '.join(names)}"
 
 
 def model_record(model: str | None, dtype: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 import pyengine
 from pyengine.checkpoint import resolve_model
 from pyengine.checkpoint.safetensors_files import read_header
-from pyengine.cli.info import build_record, memory_need, model_record
+from pyengine.cli.info import build_record, memory_need, model_record, run_build_info
 from pyengine.errors import InvalidRequest
 from pyengine.models import spec_from_config
 
@@ -80,9 +81,36 @@ def test_info_of_the_build_names_the_instruction_set_in_use(run: Callable[..., A
     known = build_record()["instruction_sets"]
     record = json.loads(run("info", "--build", "--json", PYENGINE_CPU_ISA=known[0]).out)
     assert (record["instruction_set"], record["instruction_sets"]) == (known[0], known)
-    assert record["backends"] == ["cpu"]
+    assert record["backends"] == (["cpu", "cuda"] if record["cuda"]["built"] else ["cpu"])
     assert record["python"] == sys.version.split()[0]
     assert f"in use: {known[-1]}" in run("info", "--build").out
+
+
+def test_info_of_the_build_says_why_a_backend_is_not_there(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert re.search(r"^compiler +\w+ \d+\.", run("info", "--build").out, re.MULTILINE)
+    monkeypatch.setitem(sys.modules, "pyengine._cuda", None)  # an import finds nothing
+    cuda = build_record()["cuda"]
+    assert (cuda["built"], list(cuda)) == (False, ["built", "reason"])
+    assert cuda["reason"]
+    assert not cuda["reason"].startswith("not built")
+
+
+def test_info_of_the_build_asks_the_cuda_module_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"compiler": "GNU 14.2", "cuda_toolkit": "12.8.93", "architectures": "80-real 120-real 120-virtual"}
+    monkeypatch.setitem(sys.modules, "pyengine._cuda", SimpleNamespace(build=json.dumps(facts)))
+    record = build_record()
+    assert record["backends"] == ["cpu", "cuda"]
+    assert record["cuda"] == {
+        "built": True,
+        "toolkit": "12.8.93",
+        "architectures": ["80-real", "120-real", "120-virtual"],
+    }
+    run_build_info(as_json=False)
+    assert "compiled with toolkit 12.8.93 for 80, 120, PTX of 120\n" in capsys.readouterr().out
 
 
 def test_version_is_the_installed_one(run: Callable[..., Any]) -> None:
