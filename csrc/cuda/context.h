@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -18,6 +19,9 @@ struct Context {
     // A row's result must not depend on the other rows, nor on how its prompt was cut into chunks (docs/cuda.md).
     bool deterministic = false;
     cuda::MatmulLibraryPtr matmul;
+    // With `deterministic`: whether the library's rows have the same bits whatever their number (prepare_gemm). Products
+    // of other types are computed by our own kernel.
+    std::map<cuda::ProductType, bool> rows_do_not_matter;
     // Shared by all ops, one at a time: an op may use all of it from the start, and finds anything in it.
     char* scratch = nullptr;
     size_t scratch_bytes = 0;
@@ -48,5 +52,10 @@ struct PageLayout {
 size_t attention_scratch_bytes(const ops::Context& context, const StepLimits& limits, const AttentionShape& shape);
 size_t gemm_scratch_bytes(const ops::Context& context, const StepLimits& limits);
 size_t sample_scratch_bytes(const ops::Context& context, const StepLimits& limits);
+
+// With `deterministic`, once for each weight at load, after bind_scratch: finds out whether the library may be used for
+// it, by comparing the bits of its products of 1 to 512 rows. y is of type `y`. Waits for the device. A product that
+// was not prepared is computed by our own kernel.
+void prepare_gemm(ops::Context& context, const Linear& linear, DType y);
 
 }  // namespace pyengine::cuda

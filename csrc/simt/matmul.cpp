@@ -1,0 +1,78 @@
+// matmul.cpp: the library of matmul.h where kernels run on the host: a plain loop, k in order, sums in fp32.
+//
+// With SIMT_ROWS_MATTER=1 in the environment when it is opened it sums backwards where there are fewer than 8 rows, as
+// a library does that chooses its algorithm by the number of rows.
+#include "../cuda/matmul.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "../cuda/context.h"
+#include "runtime.h"
+
+namespace pyengine::cuda {
+
+struct MatmulLibrary {
+    bool rows_matter;
+};
+
+void MatmulLibraryDeleter::operator()(MatmulLibrary* library) const { delete library; }
+
+MatmulLibraryPtr open_matmul(const std::string&, bool) {
+    const char* const rows_matter = std::getenv("SIMT_ROWS_MATTER");
+    return MatmulLibraryPtr(new MatmulLibrary{rows_matter && std::strcmp(rows_matter, "1") == 0});
+}
+
+std::string describe(const MatmulLibrary&) { return "a loop on the host"; }
+
+size_t matmul_scratch_bytes(const MatmulLibrary&) { return 0; }
+
+namespace {
+
+template <class T>
+std::vector<float> widened(const T* from, int64_t lines, int64_t stride, int64_t count) {
+    std::vector<float> floats(lines * count);
+    for (int64_t line = 0; line < lines; line++)
+        for (int64_t i = 0; i < count; i++) floats[line * count + i] = to_float(from[line * stride + i]);
+    return floats;
+}
+
+template <class T, class Out>
+void multiply_typed(bool backwards, const Matrix& x, const Linear& linear, const Out* bias, const Matrix& y) {
+    const int64_t k = linear.k, stride = weight_stride(linear.dtype, k);
+    const std::vector<float> rows = widened(static_cast<const T*>(x.data), x.rows, x.stride, k);
+    for (int64_t n = 0; n < linear.n; n++) {
+        const std::vector<float> weight = widened(static_cast<const T*>(linear.weight) + n * stride, 1, stride, k);
+        for (int64_t r = 0; r < x.rows; r++) {
+            const float* const row = rows.data() + r * k;
+            float sum = 0;
+            for (int64_t i = 0; i < k; i++) {
+                const int64_t at = backwards ? k - 1 - i : i;
+                sum += row[at] * weight[at];
+            }
+            if (bias) sum += to_float(bias[n]);
+            static_cast<Out*>(y.data)[r * y.stride + n] = from_float<Out>(sum);
+        }
+    }
+}
+
+}  // namespace
+
+bool multiply(MatmulLibrary& library, const Matrix& x, const Linear& linear, const void* bias, const Matrix& y, void*,
+              size_t, cudaStream_t stream) {
+    const bool backwards = library.rows_matter && x.rows < 8;
+    const auto work = [=] {
+        visit(linear.dtype, [&](auto zero) {
+            using T = decltype(zero);
+            if (y.dtype == DType::f32)
+                multiply_typed<T>(backwards, x, linear, static_cast<const float*>(bias), y);
+            else
+                multiply_typed<T>(backwards, x, linear, static_cast<const T*>(bias), y);
+        });
+    };
+    check(simt::submit(stream, work), "the product");
+    return true;
+}
+
+}  // namespace pyengine::cuda
