@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
+PENDING = -1
+"""In the place of a token that a pass which has not returned yet samples; always a request's newest."""
+
 
 class RequestState(Enum):
     """Where a request is; it is in exactly one container of the scheduler for each.
@@ -41,7 +44,7 @@ class Request:
     Attributes:
         request_id: the caller's id, shared by the n sequences of one submit.
         index: which of these n sequences this is.
-        token_ids: prompt, then output; only ever appended to.
+        token_ids: prompt, then output; only ever appended to. The last one may be PENDING.
         num_prompt_tokens: how many of them are the prompt.
         num_computed_tokens: how many have their KV computed, or being computed by the step in flight.
         max_tokens: most output tokens, already clamped to context and pool.
@@ -204,12 +207,10 @@ class Request:
     @property
     def first_token_ns(self) -> int | None:
         """When the first output token was committed; None before."""
-        if self.num_output_tokens == 0:
-            return None
         if self.settled_token_times_ns:
             return self.settled_token_times_ns[0]
-        assert self.step_times is not None
-        return self.step_times.of(self.first_decode_step, 1)[0]
+        times_ns = [] if self.step_times is None else self.step_times.of(self.first_decode_step, 1)
+        return times_ns[0] if times_ns else None
 
     @property
     def is_waiting(self) -> bool:

@@ -73,7 +73,7 @@ class DecisionLog:
         self._shared_by: int | None = None  # None: they were never given a reason
         self._shared_label: str | None = None
         self._reserved: RequestRecord | None = None
-        self._begins_to_decode: list[RequestRecord] = []
+        self._begins_to_decode: deque[tuple[int, RequestRecord]] = deque()  # with the step that samples their first
         self.steps = Ring(num_steps if enabled else 1, STEP_COLUMNS)
         self.records = Ring(num_records if enabled else 1, RECORD_COLUMNS)
         self._step_columns = tuple(self.steps.columns.values())
@@ -245,6 +245,7 @@ class DecisionLog:
         num_cached_blocks: int,
         num_reserved_blocks: int,
         stop_reason: Reason | None,
+        is_ahead: bool = False,
     ) -> None:
         """The plan is made. An empty one has no row.
 
@@ -254,6 +255,7 @@ class DecisionLog:
             num_free_blocks: that hold nothing. num_cached_blocks: that nobody uses, with KV that may be found again.
             num_reserved_blocks: that running requests do not hold yet and are counted on to need.
             stop_reason: what ended the step's admissions.
+            is_ahead: the tokens of the step before were not known yet, and so who ended with them was not.
         """
         if not self.enabled or plan.is_empty:
             return
@@ -277,11 +279,13 @@ class DecisionLog:
             num_cached_blocks,
             num_reserved_blocks,
             num_waiting,
+            is_ahead,
         )
         for column, value in zip(self._step_columns, row, strict=True):
             column[place] = value
         totals = self.totals
         totals.num_steps += 1
+        totals.num_ahead_steps += is_ahead
         totals.sequences += num_sequences
         totals.decode_tokens += num_decodes
         totals.prefill_tokens += num_prefill_tokens
@@ -292,22 +296,28 @@ class DecisionLog:
             totals.bound[INDEX[bound_by]] += 1
         for i in range(num_decodes, num_sequences):
             if plan.samples[i]:
-                self._begins_to_decode.append(plan.requests[i].log)
+                self._begins_to_decode.append((plan.step, plan.requests[i].log))
 
-    def committed(self, step: int, now_ns: int) -> None:
-        """The pass of `step` has returned, and those that it ended were reported."""
+    def committed(self, step: int, started_ns: int, now_ns: int, num_discarded: int = 0) -> None:
+        """The pass of `step`, which began at `started_ns`, has returned, and those that it ended were reported.
+
+        `num_discarded` of its tokens were sampled for requests that had ended before.
+        """
         if not self.enabled:
             return
         self.now_ns = now_ns
-        columns = self.steps.columns
-        place = (self.steps.number - 1) % self.steps.size
-        if self.steps.number and columns["step"][place] == step:
-            columns["real_ns"][place] = now_ns - columns["start_ns"][place]
-        if self._begins_to_decode:
-            for record in self._begins_to_decode:
-                if record.request is not None and record.request.state is RequestState.DECODE:
-                    self._note(record.key, now_ns, DECODES)
-            self._begins_to_decode.clear()
+        self.totals.discarded_tokens += num_discarded
+        ring = self.steps
+        for number in range(ring.number - 1, max(ring.number - 3, ring.num_lost - 1), -1):
+            place = number % ring.size  # its row is the last one, or the one before if the next step is planned
+            if ring.columns["step"][place] == step:
+                ring.columns["start_ns"][place] = started_ns
+                ring.columns["real_ns"][place] = now_ns - started_ns
+                break
+        while self._begins_to_decode and self._begins_to_decode[0][0] == step:
+            _, record = self._begins_to_decode.popleft()
+            if record.request is not None and record.request.state is RequestState.DECODE:
+                self._note(record.key, now_ns, DECODES)
 
     # ---- What can be asked
 

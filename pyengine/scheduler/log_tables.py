@@ -31,6 +31,7 @@ STEP_COLUMNS = {
     "cached_blocks": "i",
     "reserved_blocks": "i",
     "waiting": "i",
+    "ahead": "b",  # 1: planned before the tokens of the step before were known
 }
 RECORD_COLUMNS = {"key": "q", "step": "q", "at_ns": "q", "code": "b", "need": "q", "have": "q", "by": "q"}
 
@@ -73,6 +74,8 @@ class Totals:
     num_reservations_void: int = 0
     # Over steps.
     num_steps: int = 0
+    num_ahead_steps: int = 0
+    discarded_tokens: int = 0
     sequences: int = 0
     decode_tokens: int = 0
     prefill_tokens: int = 0

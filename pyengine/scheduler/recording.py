@@ -11,9 +11,10 @@ A file is JSON lines. The first is the header, then one line a call; times are n
 
     {"format": "pyengine-recording", "version": 1, "lines": n, "config": {..}, "step_time": {..}, "start_ns": t, ..}
     {"arrive": dt, "requests": [{"key": 7, "prompt": 120, "max_tokens": 50, "outputs": 33, "end": "stop", ..}]}
-    {"step": dt, "took": ns, "tokens": [decodes, prefill tokens], "ends": [[7, "stop"]]}
+    {"step": dt, "took": ns, "tokens": [decodes, prefill tokens], "ends": [[7, "stop"]]}    one begins, the oldest ends
     {"abort": dt, "key": 7, "reason": "abort"}
     {"begin": dt, "tokens": [1, 0]} .. {"end": dt}          a step during which something came, or an empty plan
+    {"begin": dt, ..} {"expect": dt} {"step": dt, "took": ns, ..}     the second step begins before the first one ends
     {"hold": dt, "key": 7, "until": t}    {"wake": dt, "key": 7}    {"pause": dt, "reason": ..}    {"clear": dt}
 """
 
@@ -139,14 +140,21 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
+class Expect:
+    """expect() was called for the plan in flight."""
+
+    now_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class End:
-    """commit() was called; these ended with their token, as the caller said."""
+    """commit() was called for the oldest plan in flight; these ended with their token, as the caller said."""
 
     now_ns: int
     ends: tuple[tuple[int, str], ...]
 
 
-Event = Arrival | Abort | Hold | Wake | Pause | Clear | Begin | End
+Event = Arrival | Abort | Hold | Wake | Pause | Clear | Begin | Expect | End
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +196,7 @@ class Recording:
 
 # ---- While the scheduler runs
 
-_ARRIVAL, _ABORT, _HOLD, _WAKE, _PAUSE, _CLEAR, _BEGIN, _END = range(8)
+_ARRIVAL, _ABORT, _HOLD, _WAKE, _PAUSE, _CLEAR, _BEGIN, _EXPECT, _END = range(9)
 
 
 class _Entry:
@@ -275,7 +283,7 @@ class Recorder:
         self._oldest = 0  # the first that is kept
         self._num_hashes = 0
         self._live: dict[Request, _Entry] = {}
-        self._is_in_flight = False
+        self._num_in_flight = 0
         self._starts: deque[_Start] = deque([_Start(0, start_ns, state())])
 
     # ---- What the scheduler calls
@@ -315,15 +323,19 @@ class Recorder:
         place = self._write(_BEGIN, now_ns, None)
         self._decodes[place] = plan.num_decode_tokens
         self._prefill_tokens[place] = plan.num_prefill_tokens
-        self._is_in_flight = not plan.is_empty
+        self._num_in_flight += not plan.is_empty
         if not self._live:
             self._note_start(now_ns)
+
+    def expected(self, now_ns: int) -> None:
+        """The plan in flight is expected."""
+        self._write(_EXPECT, now_ns, None)
 
     def committed(self, plan: StepPlan, ends: Mapping[int, str], now_ns: int) -> None:
         """`plan` was committed; `ends` as the caller gave them, by place in the plan."""
         detail = tuple((plan.requests[i].arrival_seq, reason) for i, reason in ends.items()) if ends else None
         self._write(_END, now_ns, detail)
-        self._is_in_flight = False
+        self._num_in_flight -= 1
         if not self._live:
             self._note_start(now_ns)
 
@@ -400,7 +412,7 @@ class Recorder:
 
     def _note_start(self, now_ns: int) -> None:
         """Note a clean start if this is one, and the last one is not recent."""
-        if self._live or self._is_in_flight:
+        if self._live or self._num_in_flight:
             return
         starts = self._starts
         while starts and starts[0].row < self._oldest:
@@ -414,6 +426,8 @@ class Recorder:
         kind, now_ns, detail = self._kinds[place], self._times[place], self._details[place]
         if kind == _BEGIN:
             return Begin(now_ns, self._decodes[place], self._prefill_tokens[place])
+        if kind == _EXPECT:
+            return Expect(now_ns)
         if kind == _END:
             return End(now_ns, detail or ())
         if kind == _ARRIVAL:
@@ -538,6 +552,8 @@ def _line(event: Event, dt: int) -> dict[str, Any]:
         return {"wake": dt, "key": event.key}
     if isinstance(event, Pause):
         return {"pause": dt, "reason": event.reason}
+    if isinstance(event, Expect):
+        return {"expect": dt}
     if isinstance(event, End):
         return {"end": dt, "ends": event.ends}
     return {"clear": dt}
@@ -632,6 +648,8 @@ class _Reader:
             events.append(End(self._now_ns, self._ends(line)))
         elif kind == "begin":
             events.append(self._begin(line, now_ns))
+        elif kind == "expect":
+            events.append(Expect(now_ns))
         elif kind == "end":
             events.append(End(now_ns, self._ends(line)))
         elif kind == "abort":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from pyengine.scheduler.recording import (
     Clear,
     End,
     Event,
+    Expect,
     Hold,
     Pause,
     RecordedRequest,
@@ -317,7 +319,8 @@ class _ExactRun(_Run):
         self._scheduler = Scheduler(
             recording.config, clock=lambda: self._now_ns, step_time=step_time, records_calls=False
         )
-        self._plan: StepPlan | None = None
+        self._plans: deque[StepPlan] = deque()  # in flight, the oldest first
+        self._num_expected = 0
         _restore(self._scheduler, recording)
 
     def result(self) -> ReplayResult:
@@ -337,6 +340,8 @@ class _ExactRun(_Run):
         scheduler = self._scheduler
         if isinstance(event, Begin):
             return self._begin(event)
+        if isinstance(event, Expect):
+            return self._expect(event)
         if isinstance(event, End):
             return self._end(event)
         if isinstance(event, Arrival):
@@ -354,12 +359,12 @@ class _ExactRun(_Run):
         return None
 
     def _begin(self, event: Begin) -> str | None:
-        if self._plan is not None:
-            return f"Step {self._plan.step} is begun twice without an end."
+        if len(self._plans) > self._num_expected:
+            return f"Step {self._plans[-1].step} is begun twice without an end."
         plan = self._scheduler.schedule()
         self.plans.append(plan_record(plan, self.key_of))
         if not plan.is_empty:
-            self._plan = plan
+            self._plans.append(plan)
         made, recorded = (
             (plan.num_decode_tokens, plan.num_prefill_tokens),
             (event.num_decodes, event.num_prefill_tokens),
@@ -368,10 +373,17 @@ class _ExactRun(_Run):
             return f"Step {plan.step} has {made} decode and prefill tokens; recorded are {recorded}."
         return None
 
+    def _expect(self, event: Expect) -> str | None:
+        if self._num_expected or not self._plans:
+            return f"At {event.now_ns} ns a step is expected that was not begun, or before the last one ended."
+        self._scheduler.expect(self._plans[0])
+        self._num_expected = 1
+        return None
+
     def _end(self, event: End) -> str | None:
-        plan, self._plan = self._plan, None
-        if plan is None:
+        if not self._plans:
             return f"At {event.now_ns} ns a step ends that was not begun."
+        plan, self._num_expected = self._plans.popleft(), 0
         places = {request: i for i, request in enumerate(plan.requests)} if event.ends else {}
         ends = {}
         for key, reason in event.ends:
@@ -411,7 +423,7 @@ class _VirtualRun(_Run):
     def finish(self) -> None:
         engine, target = self.engine, None
         for event in self.recording.events:
-            if isinstance(event, (Begin, End)):
+            if isinstance(event, (Begin, Expect, End)):
                 continue
             if isinstance(event, Arrival):
                 requests = self.make(event)

@@ -16,7 +16,7 @@ from pyengine.config import MAX_PRIORITY, SchedulerConfig
 from pyengine.errors import DeadlinePassed, InvalidRequest, NeverFits, PolicyFault, QueueFull, TTFTUnreachable
 from pyengine.kv_cache.blocks import need, num_blocks_for
 from pyengine.kv_cache.kv_cache import KVCache, Prefix
-from pyengine.request import Request, RequestGroup, RequestState, StepTimes, move
+from pyengine.request import PENDING, Request, RequestGroup, RequestState, StepTimes, move
 from pyengine.scheduler.admission import Admission
 from pyengine.scheduler.batching import BATCHINGS, Batching
 from pyengine.scheduler.capacity import CAPACITIES, Capacity, check_capacity_class
@@ -60,9 +60,13 @@ class _FruitlessScan:
 class Scheduler:
     """Continuous batching over a paged KV pool.
 
-    The loop is `plan = schedule()`, run the pass, `commit(plan, token_ids)`. One plan is in flight at a time. Requests
-    may be added and aborted at any moment, also between the two (inputs of the pass must have been read by then).
-    Not thread-safe: the owner calls it from one thread at a time.
+    The loop is `plan = schedule()`, run the pass, `commit(plan, token_ids)`. One plan is in flight at a time, or two
+    where a device runs passes in the order in which they were given to it, and the next is to be there when one ends:
+
+        a = schedule()   expect(a)   b = schedule()   commit(a, ..)   expect(b)   c = schedule()   commit(b, ..)
+
+    Requests may be added and aborted at any moment, also between these (inputs of the pass must have been read by
+    then). Not thread-safe: the owner calls it from one thread at a time.
 
     Each live request is in exactly one container, by its state:
 
@@ -70,6 +74,7 @@ class Scheduler:
         HELD                 _held         not scanned, until it is woken
         PREFILL              _prefilling   given as many tokens as the budget allows
         DECODE               _decoding     given one token in each step, always
+        DECODE               _ending       has its last token in the expected step, and holds nothing any more
 
     `clock` gives integer nanoseconds; one that goes backwards is taken as standing still. What a step takes is learned
     by `step_time`. Nothing else that it reads changes by itself: with the same calls and clock, plans are the same.
@@ -127,6 +132,9 @@ class Scheduler:
         self._num_decode_kv = 0  # tokens with KV of all decodes
         self._step = 0
         self._in_flight: _InFlight | None = None
+        self._awaited: _InFlight | None = None  # the step before, if it was expected: its tokens are PENDING
+        self._ending: dict[Request, None] = {}
+        self._last_commit_ns = 0
         self._fruitless: _FruitlessScan | None = None
         self._head: Request | None = None
         self._paused_for: Reason | None = None
@@ -276,7 +284,7 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plan the next pass: decodes always, then running prefills, then those that start, until a limit binds.
 
-        Raises RuntimeError while another plan is in flight.
+        Raises RuntimeError while another plan is in flight that is not expected.
         """
         if self._in_flight is not None:
             raise RuntimeError(f"Step {self._in_flight.plan.step} is in flight; commit it before the next schedule().")
@@ -301,6 +309,29 @@ class Scheduler:
             self.recorder.scheduled(plan, now_ns)
         return plan
 
+    def expect(self, plan: StepPlan) -> None:
+        """Let the next plan be made before the tokens of `plan`, which is in flight, are known.
+
+        Until `commit` the newest token of each request that samples is PENDING. Nobody knows who ends with it, but for
+        those at max_tokens: the others get a token in the next plan too, which is dropped if they have ended. What
+        `plan` writes can be shared, and what it alone still used be given away, by the next plan: passes run one after
+        the other. Raises RuntimeError if `plan` is not in flight, or the one before it is not committed.
+        """
+        step = self._in_flight
+        if step is None or plan is not step.plan:
+            raise RuntimeError(f"Step {plan.step} is not in flight: it was committed before, or never scheduled here.")
+        if self._awaited is not None:
+            raise RuntimeError(f"Step {self._awaited.plan.step} is not committed; only one can be expected.")
+        self._in_flight, self._awaited = None, step
+        self._cache.committed(plan.step)
+        self._append_tokens(step, [PENDING] * len(plan.requests))
+        for request in self._last_steps.pop(plan.step, ()):
+            if request.state is RequestState.DECODE and request.num_output_tokens == request.max_tokens:
+                self._take_out(request)
+                self._ending[request] = None
+        if self.recorder is not None:
+            self.recorder.expected(self._now())
+
     def commit(
         self, plan: StepPlan, token_ids: Sequence[int | None], finish_reasons: Mapping[int, str] = NOBODY_ENDS
     ) -> None:
@@ -313,16 +344,55 @@ class Scheduler:
         """
         if plan.is_empty:
             return
-        step = self._in_flight
+        step = self._in_flight if self._awaited is None else self._awaited
         if step is None or plan is not step.plan:
-            raise RuntimeError(f"Step {plan.step} is not in flight: it was committed before, or never scheduled here.")
+            raise RuntimeError(
+                f"Step {plan.step} is not in flight: it was committed, never scheduled, or is not the oldest."
+            )
         _check_token_ids(plan, token_ids)
-        self._in_flight = None
         now_ns = self._now()
-        self._cache.committed(plan.step)
-        self.step_time.observe(step.features, now_ns - step.started_ns)
+        started_ns = step.started_ns  # it may have been waiting for the pass before it
+        self._last_commit_ns = now_ns
+        self.step_time.observe(step.features, now_ns - started_ns)
         self._step_times.append(plan.step, now_ns)
-        first_row = 0
+        num_discarded = 0
+        if step.has_leavers:
+            rows = zip(plan.requests, plan.samples, strict=True)
+            num_discarded = sum(samples and request.is_finished for request, samples in rows)
+        if step is self._awaited:
+            self._awaited = None
+            ends = list(self._ending)
+            self._replace_pending(plan, token_ids, now_ns)
+        else:
+            self._in_flight = None
+            self._cache.committed(plan.step)
+            self._append_tokens(step, token_ids)
+            ends = self._last_steps.pop(plan.step, [])
+        for i, reason in finish_reasons.items():
+            if plan.samples[i] and not plan.requests[i].is_finished:
+                self._finish(plan.requests[i], reason, now_ns)
+        for request in ends:
+            if request.state is RequestState.DECODE and request.num_output_tokens == request.max_tokens:
+                self._finish(request, "length", now_ns)
+        if len(self._step_times) > self._most_step_times:
+            self._step_times.forget(min((r.first_decode_step for r in self._decoding), default=self._step))
+            self._most_step_times = max(MAX_STEP_TIMES, 2 * len(self._step_times))
+        self.log.committed(plan.step, started_ns, now_ns, num_discarded)
+        if self.recorder is not None:
+            self.recorder.committed(plan, finish_reasons, now_ns)
+
+    def next_wake_ns(self) -> int | None:
+        """After an empty plan: when something may happen although nobody comes; None: nothing will."""
+        held = min(self._held.values(), default=NEVER_NS)
+        due = self._deadlines[0][0] if self._deadlines else NEVER_NS
+        wake = min(held, due, NEVER_NS if self._wake_ns is None else self._wake_ns)
+        return None if wake == NEVER_NS else wake
+
+    # The parts of commit() and expect()
+
+    def _append_tokens(self, step: _InFlight, token_ids: Sequence[int | None]) -> None:
+        """Give each request of `step` that samples its token, the one in its place."""
+        plan, first_row = step.plan, 0
         if not step.has_leavers:
             # The decodes of the plan are the first of those of now, in the same order.
             first_row = plan.num_decode_tokens
@@ -333,25 +403,17 @@ class Scheduler:
             if plan.samples[i] and not request.is_finished:
                 assert token_id is not None
                 request.token_ids.append(token_id)
-        for i, reason in finish_reasons.items():
-            if plan.samples[i] and not plan.requests[i].is_finished:
-                self._finish(plan.requests[i], reason, now_ns)
-        for request in self._last_steps.pop(plan.step, ()):
-            if request.state is RequestState.DECODE and request.num_output_tokens == request.max_tokens:
-                self._finish(request, "length", now_ns)
-        if len(self._step_times) > self._most_step_times:
-            self._step_times.forget(min((r.first_decode_step for r in self._decoding), default=self._step))
-            self._most_step_times = max(MAX_STEP_TIMES, 2 * len(self._step_times))
-        self.log.committed(plan.step, now_ns)
-        if self.recorder is not None:
-            self.recorder.committed(plan, finish_reasons, now_ns)
 
-    def next_wake_ns(self) -> int | None:
-        """After an empty plan: when something may happen although nobody comes; None: nothing will."""
-        held = min(self._held.values(), default=NEVER_NS)
-        due = self._deadlines[0][0] if self._deadlines else NEVER_NS
-        wake = min(held, due, NEVER_NS if self._wake_ns is None else self._wake_ns)
-        return None if wake == NEVER_NS else wake
+    def _replace_pending(self, plan: StepPlan, token_ids: Sequence[int | None], now_ns: int) -> None:
+        """The tokens of `plan`, which was expected, are known: they take the places of the PENDING ones."""
+        columns = zip(plan.requests, plan.num_computed, plan.num_new_tokens, plan.samples, token_ids, strict=True)
+        for request, num_computed, num_new, samples, token_id in columns:
+            if not samples or request.is_finished:
+                continue
+            assert token_id is not None
+            request.token_ids[num_computed + num_new] = token_id
+            if request.step_times is None or request.first_decode_step > plan.step:  # it has left the batch meanwhile
+                request.settled_token_times_ns.append(now_ns)
 
     # The parts of schedule(), in its order
 
@@ -563,6 +625,7 @@ class Scheduler:
             num_cached_blocks=pool.num_idle,
             num_reserved_blocks=max(0, self._capacity.forecast.peak() - num_held),
             stop_reason=stopped_by,
+            is_ahead=self._awaited is not None,
         )
 
     def _advance(self, plan: StepPlan, now_ns: int) -> None:
@@ -605,6 +668,8 @@ class Scheduler:
         self.log.preempted(request, now_ns)
 
     def _finish(self, request: Request, reason: str, now_ns: int) -> None:
+        if request.token_ids[-1] == PENDING:
+            del request.token_ids[-1]
         self._take_out(request)
         self._waiting.forget(request)
         move(request, RequestState.FINISHED, now_ns)
@@ -622,6 +687,9 @@ class Scheduler:
             return
         if request.is_waiting:
             self._waiting.remove(request)
+            return
+        if request in self._ending:
+            del self._ending[request]
             return
         if request.state is RequestState.DECODE:
             del self._bucket(request)[request]
@@ -648,8 +716,8 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is waiting or running."""
-        return self.num_waiting + self.num_running > 0
+        """Whether any request is waiting or running, or has its last token yet to come."""
+        return self.num_waiting + self.num_running + len(self._ending) > 0
 
     @property
     def is_paused(self) -> bool:
@@ -682,12 +750,13 @@ class Scheduler:
 
     def unfinished(self) -> list[Request]:
         """All live requests: running, then waiting in order."""
-        return [*self.running(), *self._waiting, *self._held]
+        return [*self._ending, *self.running(), *self._waiting, *self._held]
 
     def check(self) -> None:
         """Raise AssertionError where state, containers, block tables and pool disagree. For tests; O(everything)."""
         places = (
             (self._decoding, (RequestState.DECODE,)),
+            (self._ending, (RequestState.DECODE,)),
             (self._prefilling, (RequestState.PREFILL,)),
             (self._waiting, (RequestState.WAITING, RequestState.PREEMPTED)),
             (self._held, (RequestState.HELD,)),

@@ -110,6 +110,8 @@ class EngineStats:
         kv_now / kv_mean: of the last step, and the mean; None before the first one.
         recompute_tax: tokens computed again after preemptions, as a part of all tokens computed.
         cache_hit_rate: prompt tokens that were cached when their request first started, as a part of all prompt tokens.
+        num_ahead_steps: passes planned before the tokens of the pass before were known (see Scheduler.expect).
+        discarded_tokens: sampled for requests that had ended by then: aborted, or ended by a token not known in time.
         num_reservation_moves: reserved starts that became later while they held, which must never happen.
         step_model: the step-time model as its owner gave it.
         policy_faults: how often a policy of the user's broke its rules, by its name.
@@ -117,6 +119,8 @@ class EngineStats:
     """
 
     num_steps: int
+    num_ahead_steps: int
+    discarded_tokens: int
     num_requests: int
     num_waiting: int
     num_running: int
@@ -192,6 +196,11 @@ class EngineStats:
             f"preempted  {self.num_preemptions} times, {self.recomputed_tokens} tokens computed again "
             f"({self.recompute_tax:.1%} of all)"
         )
+        if self.num_ahead_steps:
+            lines.append(
+                f"overlap    {self.num_ahead_steps} steps planned ahead; {self.discarded_tokens} tokens came too late, "
+                "for requests that had ended"
+            )
         if self.num_reservations:
             lines.append(
                 f"heads      {self.num_reservations} reserved starts: {self.num_reservation_moves} moved, "
@@ -238,6 +247,8 @@ def make_stats(
     tokens = totals.decode_tokens + totals.prefill_tokens
     return EngineStats(
         num_steps=num_steps,
+        num_ahead_steps=totals.num_ahead_steps,
+        discarded_tokens=totals.discarded_tokens,
         num_requests=totals.num_arrived,
         num_waiting=num_waiting,
         num_running=num_running,

@@ -79,7 +79,7 @@ class DrivenLog:
         for request in self.made.requests:
             request.token_ids.append(1)
             request.token_times_ns.append(self.now_ns)
-        self.log.committed(self.step, self.now_ns)
+        self.log.committed(self.step, self.log.ledger.begun_ns, self.now_ns)
         self.step += not self.made.is_empty
 
     def preempt(self, request: Request) -> None:

@@ -93,6 +93,7 @@ def test_a_row_of_each_pass_has_its_numbers() -> None:
         "cached_blocks": 2,
         "reserved_blocks": 1,
         "waiting": 5,
+        "ahead": 0,
     }
 
 
