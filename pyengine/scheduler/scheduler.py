@@ -351,7 +351,7 @@ class Scheduler:
             )
         _check_token_ids(plan, token_ids)
         now_ns = self._now()
-        started_ns = step.started_ns  # it may have been waiting for the pass before it
+        started_ns = max(step.started_ns, self._last_commit_ns)  # it may have been waiting for the pass before it
         self._last_commit_ns = now_ns
         self.step_time.observe(step.features, now_ns - started_ns)
         self._step_times.append(plan.step, now_ns)
