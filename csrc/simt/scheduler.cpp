@@ -35,19 +35,29 @@ void run_thread() {
     std::abort();  // nobody continues a thread that has ended
 }
 
+// One line for each place at which threads wait.
 std::string describe_deadlock() {
-    constexpr int kShown = 6;
-    std::string text = "deadlock: " + std::to_string(block.num_live) + " of " + std::to_string(block.num_threads) +
-                       " threads wait for others that will not come";
-    int shown = 0;
-    for (int i = 0; i < block.num_threads && shown < kShown; i++) {
+    struct Place {
+        const Thread* first;
+        int count;
+    };
+    std::vector<Place> places;
+    for (int i = 0; i < block.num_threads; i++) {
         const Thread& t = block.threads[i];
         if (t.is_done) continue;
-        text += "\n  thread " + describe(t.index) + " waits at " + (t.waits_for ? t.waits_for : "?") + ", " +
-                describe(t.at);
-        shown++;
+        const auto same = std::find_if(places.begin(), places.end(), [&](const Place& place) {
+            return place.first->at.line == t.at.line && place.first->waits_for == t.waits_for;
+        });
+        if (same == places.end())
+            places.push_back({&t, 1});
+        else
+            same->count++;
     }
-    if (block.num_live > kShown) text += "\n  and " + std::to_string(block.num_live - kShown) + " more";
+    std::string text = "deadlock: " + std::to_string(block.num_live) + " of " + std::to_string(block.num_threads) +
+                       " threads wait for others that will not come";
+    for (const Place& place : places)
+        text += "\n  " + std::to_string(place.count) + " at " + describe(place.first->at) + ", " +
+                place.first->waits_for + ", the first of them thread " + describe(place.first->index);
     return text;
 }
 

@@ -33,7 +33,8 @@ T shuffle(unsigned mask, T value, int width, Site at, Source source) {
         lanes.each([&](int i) {
             const int from = lanes.input<Operands>(i).source;
             if (!(lanes.mask >> from & 1))
-                fail("a shuffle reads lane " + std::to_string(from) + ", which its mask leaves out");
+                fail("the shuffle of lane " + std::to_string(i) + " reads lane " + std::to_string(from) +
+                     ", which its mask leaves out");
             lanes.output<T>(i) = lanes.input<Operands>(from).value;
         });
     };

@@ -23,8 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
-KEPT_FOLDERS = 12  # the older ones, of other states of the sources, are deleted
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+KERNELS = Path(__file__).resolve().parent / "kernels"  # of _simt_checks, which tests the engine itself
+KEPT_FOLDERS = 16  # the older ones, of other states of the sources, are deleted
 
 
 class CannotBuild(Exception):
@@ -64,9 +66,13 @@ def find_pybind11() -> str:
     return pybind11.get_cmake_dir()
 
 
-def source_files() -> list[Path]:
-    """Everything that `_simt` is made from (csrc/simt/CMakeLists.txt): all of csrc but the CPU backend."""
-    return sorted(p for p in CSRC.rglob("*") if p.is_file() and p.relative_to(CSRC).parts[0] != "cpu")
+def source_files(module: str) -> list[Path]:
+    """What the module is made from (csrc/simt/CMakeLists.txt), and perhaps a little more."""
+    if module == "_simt":
+        files = [p for p in CSRC.rglob("*") if not p.is_relative_to(CSRC / "cpu")]
+    else:  # the engine, and the headers that its kernels share with csrc/cuda
+        files = [*(CSRC / "simt").iterdir(), *(CSRC / "cuda").glob("*.h"), CSRC / "ops.h", *KERNELS.iterdir()]
+    return sorted(p for p in files if p.is_file())
 
 
 def hash_of(sources: list[Path], settings: list[str]) -> str:
@@ -74,7 +80,7 @@ def hash_of(sources: list[Path], settings: list[str]) -> str:
     for setting in settings:
         digest.update(setting.encode() + b"\0")
     for path in sources:
-        digest.update(str(path.relative_to(CSRC)).encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
@@ -99,8 +105,11 @@ def run(command: list[str], log: Path) -> None:
     raise BuildFailed(f"{' '.join(command)} failed; {log} has all of it.\n{text[-6000:]}")
 
 
-def build(sanitizer: str = "") -> Path:
-    """The path of `_simt`, built now unless it is there. `sanitizer`: "thread" or "address" watch the kernels.
+def build(module: str = "_simt", sanitizer: str = "") -> Path:
+    """The path of the extension, built now unless it is there.
+
+    `module`: "_simt", or "_simt_checks" with the kernels that test the engine. `sanitizer`: "thread" or "address" watch
+    the kernels; such a module can only be loaded where the sanitizer's library was loaded first.
 
     Raises CannotBuild where something is missing, BuildFailed where the sources do not compile.
     """
@@ -110,19 +119,20 @@ def build(sanitizer: str = "") -> Path:
     compiler, cmake, ninja, pybind11 = find_compiler(), find_program("cmake"), find_program("ninja"), find_pybind11()
     cuda_home = os.environ.get("CUDA_HOME", "") + ":" + os.environ.get("CUDA_PATH", "")
     cuda_home = os.environ.get("CUDA_HOME", "") + ":" + os.environ.get("CUDA_PATH", "")
-    settings = [sanitizer, suffix, sys.prefix, compiler, cmake, pybind11, cuda_home, str(CSRC)]
+    settings = [sanitizer, suffix, sys.prefix, compiler, cmake, pybind11, cuda_home, str(ROOT)]
     root = cache_folder()
     root.mkdir(parents=True, exist_ok=True)
-    name = f"_simt{suffix}"
-    if (module := module_folder(root, settings) / name).exists():
-        os.utime(module.parent)
-        return module
+    name = module + suffix
+    path = built_path(root, module, name, settings)
+    if path.exists():
+        os.utime(path.parent)
+        return path
     work = root / f"objects-{hash_of([], settings)}"
     with locked(work.with_suffix(".lock")):
-        folder = module_folder(root, settings)
-        if (module := folder / name).exists():  # another process has built it meanwhile
-            return module
-        print(f"Building {name} from {CSRC} in {root}: its sources are new or have changed.", flush=True)
+        path = built_path(root, module, name, settings)
+        if path.exists():  # another process has built it meanwhile
+            return path
+        print(f"Building {name} from {ROOT} in {root}: its sources are new or have changed.", flush=True)
         started = time.monotonic()
         remove_old_builds(root)
         work.mkdir(exist_ok=True)
@@ -134,20 +144,21 @@ def build(sanitizer: str = "") -> Path:
             "Python_EXECUTABLE": sys.executable,
             "pybind11_DIR": pybind11,
             "SIMT_SANITIZER": sanitizer,
+            "SIMT_CHECKS": str(KERNELS),
         }
         configure = [cmake, "-S", str(CSRC / "simt"), "-B", str(work), "-G", "Ninja"]
         run(configure + [f"-D{key}={value}" for key, value in options.items()], log)
-        run([cmake, "--build", str(work)], log)
-        folder.mkdir(exist_ok=True)
-        unfinished = folder / f"{name}.{os.getpid()}"
+        run([cmake, "--build", str(work), "--target", module], log)
+        path.parent.mkdir(exist_ok=True)
+        unfinished = path.with_name(f"{name}.{os.getpid()}")
         shutil.copy(work / name, unfinished)
-        os.replace(unfinished, module)
+        os.replace(unfinished, path)
         print(f"Built in {time.monotonic() - started:.0f} s.", flush=True)
-    return module
+    return path
 
 
-def module_folder(root: Path, settings: list[str]) -> Path:
-    return root / f"module-{hash_of(source_files(), settings)}"
+def built_path(root: Path, module: str, name: str, settings: list[str]) -> Path:
+    return root / f"{module}-{hash_of(source_files(module), settings)}" / name
 
 
 def remove_old_builds(root: Path) -> None:
@@ -157,29 +168,35 @@ def remove_old_builds(root: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def load(path: Path) -> ModuleType:
-    """Imports the module at `path` under its own name, `_simt`; once a process."""
-    if (loaded := sys.modules.get("_simt")) is not None:
+def load(module: str, path: Path) -> ModuleType:
+    """Imports the extension at `path` under its own name, once a process."""
+    if (loaded := sys.modules.get(module)) is not None:
         return loaded
-    spec = importlib.util.spec_from_file_location("_simt", path)
+    spec = importlib.util.spec_from_file_location(module, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not an extension module of this Python.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules["_simt"] = module
-    return module
+    extension = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(extension)
+    sys.modules[module] = extension
+    return extension
 
 
 def simt_module() -> ModuleType:
     """`_simt`: the one that PYENGINE_SIMT names, or the one of the sources as they are."""
     named = os.environ.get("PYENGINE_SIMT")
-    return load(Path(named) if named else build())
+    return load("_simt", Path(named) if named else build())
+
+
+def checks_module() -> ModuleType:
+    return load("_simt_checks", build("_simt_checks"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--module", choices=["_simt", "_simt_checks"], default="_simt")
     parser.add_argument("--sanitizer", choices=["thread", "address"], default="")
-    print(build(parser.parse_args().sanitizer))
+    arguments = parser.parse_args()
+    print(build(arguments.module, arguments.sanitizer))
 
 
 if __name__ == "__main__":
