@@ -92,6 +92,7 @@ DecoderConfig read_config(const py::dict& d) {
                 get<int32_t>(d, "max_context_len"),
                 c.vocab_size,
                 std::max({c.hidden_size, c.intermediate_size, int64_t{c.attention.num_heads} * c.attention.head_dim})};
+    c.mlp_rows = get<int32_t>(d, "mlp_rows");
     c.logits_rows = get<int32_t>(d, "logits_rows");
     return c;
 }

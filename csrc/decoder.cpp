@@ -9,9 +9,6 @@ namespace pyengine {
 
 namespace {
 
-// Rows of the MLP computed at once: its wide intermediate then stays in the cache (CPU) and small (everywhere).
-constexpr int64_t kMlpRows = 256;
-
 Matrix rows_of(const Matrix& m, int64_t begin, int64_t count) {
     return {static_cast<char*>(m.data) + begin * m.stride * size_of(m.dtype), m.dtype, count, m.cols, m.stride};
 }
@@ -55,7 +52,7 @@ Decoder::Buffers Decoder::lay_out(const ops::Context& context, const DecoderConf
     const AttentionShape& a = config.attention;
     const int64_t tokens = config.limits.max_tokens, hidden = config.hidden_size, inner = config.intermediate_size;
     const int64_t q = int64_t{a.num_heads} * a.head_dim, kv = int64_t{a.num_kv_heads} * a.head_dim;
-    const int64_t mlp_rows = std::min(tokens, kMlpRows), logits_rows = config.logits_rows;
+    const int64_t mlp_rows = config.mlp_rows, logits_rows = config.logits_rows;
     size_t used = 0;
     auto matrix = [&](int64_t rows, int64_t cols, DType dtype) {
         const int64_t stride = (cols + 31) / 32 * 32;
@@ -150,8 +147,8 @@ void Decoder::mlp_block(const LayerWeights& layer, const Matrix& attended, const
     const Matrix normed = first_rows(buffers_.normed, residual.rows);
     ops::gemm(context_, attended, layer.o, delta);
     ops::add_rms_norm(context_, residual, delta, layer.mlp_norm, config_.norm_eps, normed);
-    for (int64_t begin = 0; begin < residual.rows; begin += kMlpRows) {
-        const int64_t count = std::min(kMlpRows, residual.rows - begin);
+    for (int64_t begin = 0; begin < residual.rows; begin += config_.mlp_rows) {
+        const int64_t count = std::min<int64_t>(config_.mlp_rows, residual.rows - begin);
         const Matrix gate_up = first_rows(buffers_.gate_up, count);
         const Matrix activated = first_rows(buffers_.activated, count);
         ops::gemm(context_, rows_of(normed, begin, count), layer.gate_up, gate_up);

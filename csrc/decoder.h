@@ -20,6 +20,7 @@ struct DecoderConfig {
     int32_t block_size;
     int64_t rope_positions;  // rows of the cos and sin tables
     StepLimits limits;
+    int32_t mlp_rows;     // tokens whose MLP is computed at once: its wide intermediate bounds the workspace
     int32_t logits_rows;  // rows of logits computed at once
 };
 

@@ -21,6 +21,9 @@ from pyengine.models.spec import DecoderSpec
 # Logits are computed for so many rows at once that they take about this many bytes.
 LOGITS_BYTES = 32 * 2**20
 
+# The MLP is computed for so many tokens at once that its intermediate stays in the cache.
+MLP_ROWS = 256
+
 # Weights are packed (and converted, where another dtype is wanted) in slices of about so many float32 bytes.
 SLICE_BYTES = 16 * 2**20
 
@@ -123,6 +126,7 @@ class CpuBackend:
             "max_seqs": limits.max_seqs,
             "max_rows": limits.max_tokens,
             "max_context_len": limits.max_context,
+            "mlp_rows": min(MLP_ROWS, limits.max_tokens),
             "logits_rows": min(logits_rows, limits.max_tokens),
         }
 
