@@ -25,7 +25,7 @@ struct AsyncCopy {
 };
 
 struct Thread {
-    Fiber fiber;
+    Fiber* fiber = nullptr;
     uint3 index{};
     int warp = 0, lane = 0;
     bool is_done = true;
@@ -115,10 +115,13 @@ private:
 
 struct Block {
     Fiber launcher;
+    std::unique_ptr<Fiber[]> fibers;    // one more than there can be threads
     std::unique_ptr<Thread[]> threads;  // kMaxThreads; the first num_threads are this launch's
     int num_threads = 0;
     int num_live = 0;
-    int current = -1;  // the running thread, or -1
+    int current = -1;           // the running thread, or -1
+    int num_run = 0;            // blocks of this launch so far
+    bool is_combining = false;  // the running thread carries out an instruction for its warp
     std::array<Warp, kMaxThreads / kLanes> warps;
     BlockBarrier barrier;
     ReadyThreads ready;

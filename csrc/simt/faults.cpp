@@ -56,7 +56,7 @@ const void *fault_address, *fault_instruction;
 
 // Runs on error_stack, in the place of the instruction that failed.
 void report_fault() {
-    const Fiber& fiber = block.running().fiber;
+    const Fiber& fiber = *block.running().fiber;
     char text[512];
     if (fiber.guard_contains(fault_address)) {
         std::snprintf(text, sizeof text, "a thread needs more than its %zu KiB of stack", Fiber::kStackBytes / 1024);
@@ -86,7 +86,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 #endif
     const void* at = reinterpret_cast<const void*>(static_cast<std::uintptr_t>(stack_pointer));
     const bool in_kernel = block.current >= 0 && pthread_equal(launching_thread, pthread_self()) && info->si_code > 0;
-    if (!in_kernel || !(block.running().fiber.stack_contains(at) || block.running().fiber.guard_contains(at))) {
+    if (!in_kernel || !(block.running().fiber->stack_contains(at) || block.running().fiber->guard_contains(at))) {
         // Not ours: the instruction fails once more, and then the handler of before has it.
         for (std::size_t i = 0; i < std::size(kSignals); i++)
             if (kSignals[i] == signal) sigaction(signal, &actions_before[i], nullptr);

@@ -87,8 +87,9 @@ Fiber* arriving_from;  // whose stack was left by the switch that is under way
 }  // namespace
 
 Fiber::~Fiber() {
-    forget_thread();
-    if (stack_) munmap(stack_ - kGuardBytes, kGuardBytes + kStackBytes);
+    if (!stack_) return;
+    if (thread_) sanitizer::destroy_thread(thread_);
+    munmap(stack_ - kGuardBytes, kGuardBytes + kStackBytes);
 }
 
 void Fiber::prepare(int number, void (*entry)()) {
@@ -137,9 +138,14 @@ bool Fiber::guard_contains(const void* address) const {
     return stack_ && byte >= stack_ - kGuardBytes && byte < stack_;
 }
 
-void Fiber::forget_thread() {
-    if (stack_ && thread_) sanitizer::destroy_thread(thread_);
-    if (stack_) thread_ = nullptr;
+void Fiber::give_up(void* fence) {
+    if (!thread_) return;
+    void* const launcher = sanitizer::this_thread();
+    sanitizer::switch_to(thread_);
+    sanitizer::release(fence);
+    sanitizer::switch_to(launcher);
+    sanitizer::destroy_thread(thread_);
+    thread_ = nullptr;
 }
 
 }  // namespace simt

@@ -30,8 +30,9 @@ public:
     bool stack_contains(const void* address) const;
     bool guard_contains(const void* address) const;  // the page below the stack, which ends a thread that outgrows it
 
-    // After an error, what ThreadSanitizer knew of the fiber is in the middle of something.
-    void forget_thread();
+    // The fiber was stopped in the middle of something and will not go on: to ThreadSanitizer its thread ends here, and
+    // what it did comes before whatever acquires `fence`.
+    void give_up(void* fence);
 
 private:
     unsigned char* stack_ = nullptr;

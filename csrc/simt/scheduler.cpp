@@ -15,7 +15,7 @@ void resume(int thread, Fiber& from) {
     block.current = thread;
     threadIdx = t.index;
     running_lane = t.lane;
-    Fiber::switch_to(from, t.fiber);
+    Fiber::switch_to(from, *t.fiber);
 }
 
 void run_thread() {
@@ -70,7 +70,7 @@ std::string describe(uint3 index) {
 }
 
 void wait() {
-    Fiber& from = block.running().fiber;
+    Fiber& from = *block.running().fiber;
     if (!block.error.empty() || block.ready.is_empty()) {
         block.current = -1;
         Fiber::switch_to(from, block.launcher);
@@ -86,7 +86,9 @@ void yield() {
 }
 
 void abandon_block() {
-    Fiber& from = block.running().fiber;
+    if (block.is_combining) sanitizer::heed_accesses();
+    block.is_combining = false;
+    Fiber& from = *block.running().fiber;
     block.current = -1;
     Fiber::switch_to(from, block.launcher);
     std::abort();  // the launcher never comes back
@@ -118,7 +120,10 @@ void make_ready(int* threads, int count) {
 }
 
 void prepare_launch(const LaunchShape& shape, const std::function<void()>& kernel) {
-    if (!block.threads) block.threads = std::make_unique<Thread[]>(kMaxThreads);
+    if (!block.threads) {
+        block.threads = std::make_unique<Thread[]>(kMaxThreads);
+        block.fibers = std::make_unique<Fiber[]>(kMaxThreads + 1);
+    }
     block.order = Order::from_environment();
     block.kernel = &kernel;
     block.launched_at = shape.at;
@@ -133,8 +138,8 @@ void prepare_launch(const LaunchShape& shape, const std::function<void()>& kerne
         t.warp = i / kLanes;
         t.lane = i % kLanes;
     }
+    block.num_run = 0;
     block.launcher.adopt_thread();
-    sanitizer::release(&block.start_fence);
 }
 
 void run_block(uint3 index, std::size_t shared_bytes) {
@@ -143,6 +148,8 @@ void run_block(uint3 index, std::size_t shared_bytes) {
     block.num_live = block.num_threads;
     block.barrier.arrived = block.barrier.votes = 0;
     block.ready.clear();
+    // A fiber is one thread to ThreadSanitizer: threads of the same number in different blocks must not share it.
+    const int shift = sanitizer::kThreads ? block.num_run % (block.num_threads + 1) : 0;
     std::array<int, kMaxThreads> all;
     for (int i = 0; i < block.num_threads; i++) {
         Thread& t = block.threads[i];
@@ -151,17 +158,21 @@ void run_block(uint3 index, std::size_t shared_bytes) {
         t.at = {nullptr, 0};
         t.copies.clear();
         t.groups_committed = 0;
-        t.fiber.prepare(i, run_thread);
+        t.fiber = &block.fibers[(i + shift) % (block.num_threads + 1)];
+        t.fiber->prepare(i, run_thread);
         block.warps[t.warp].num_meetings = 0;
         all[i] = i;
     }
     make_ready(all.data(), block.num_threads);
+    block.num_run++;
+    sanitizer::release(&block.start_fence);
     resume(block.ready.pop(), block.launcher);
     if (block.error.empty() && block.num_live) block.error = describe_deadlock();
     if (block.error.empty() && block.shared.was_overrun())
         block.error = "a thread wrote behind the end of shared memory";
     if (block.error.empty()) return;
-    for (int i = 0; i < block.num_threads; i++) block.threads[i].fiber.forget_thread();
+    for (int i = 0; i < block.num_threads; i++) block.threads[i].fiber->give_up(&block.end_fence);
+    sanitizer::acquire(&block.end_fence);
     throw KernelError(block.error + "\n  in block " + describe(index) + " of the launch at " +
                       describe(block.launched_at));
 }

@@ -49,9 +49,11 @@ void meet_warp(unsigned mask, const char* instruction, const void* in, void* out
         wait();
     } else {
         if (combine) {
+            block.is_combining = true;
             sanitizer::ignore_accesses();
             combine(meeting.lanes);
             sanitizer::heed_accesses();
+            block.is_combining = false;
         }
         WarpMeeting& last = warp.meetings[--warp.num_meetings];
         if (&last != &meeting) meeting = last;
