@@ -172,7 +172,9 @@ void MatmulLibrary::choose_algorithm(Plan& plan, size_t workspace_bytes) const {
         for (auto matrix : {PreferenceAttribute::min_alignment_a, PreferenceAttribute::min_alignment_b,
                             PreferenceAttribute::min_alignment_c, PreferenceAttribute::min_alignment_d})
             set(preference, matrix, kAlignment);
-        if (one_algorithm) set(preference, PreferenceAttribute::reduction_schemes, ReductionScheme::none);
+        // Sums that are split are put together in fp32, and in one order: never in y's type, nor as they come.
+        set(preference, PreferenceAttribute::reduction_schemes,
+            one_algorithm ? ReductionScheme::none : ReductionScheme::in_compute_type);
         status = f.MatmulAlgoGetHeuristic(handle, plan.desc, plan.a, plan.b, plan.d, plan.d, preference,
                                           static_cast<int>(results.size()), results.data(), &found);
     } catch (...) {

@@ -22,10 +22,10 @@ using Preference = PreferenceData*;      // cublasLtMatmulPreference_t
 
 enum class Status : int32_t { success = 0, not_initialized = 1, not_supported = 15 };  // cublasStatus_t
 
-enum class ComputeType : int32_t { f32 = 68 };               // cublasComputeType_t: fp32, never TF32
-enum class Operation : int32_t { none = 0, transpose = 1 };  // cublasOperation_t
-enum class Epilogue : int32_t { nothing = 1, bias = 4 };     // cublasLtEpilogue_t
-enum class ReductionScheme : uint32_t { none = 0 };          // cublasLtReductionScheme_t
+enum class ComputeType : int32_t { f32 = 68 };                            // cublasComputeType_t: fp32, never TF32
+enum class Operation : int32_t { none = 0, transpose = 1 };               // cublasOperation_t
+enum class Epilogue : int32_t { nothing = 1, bias = 4 };                  // cublasLtEpilogue_t
+enum class ReductionScheme : uint32_t { none = 0, in_compute_type = 2 };  // cublasLtReductionScheme_t, as a mask
 
 enum class DescAttribute : int32_t { transpose_a = 3, transpose_b = 4, epilogue = 7, bias_pointer = 8 };
 enum class LayoutAttribute : int32_t { columns = 3, leading_dimension = 4 };

@@ -185,6 +185,7 @@ def test_the_library_is_told_what_to_multiply(calls: Calls, types: tuple[str, st
     assert list(calls.log.alignments) == [16] * 4
     assert calls.log.workspace_limit == WORKSPACE_BYTES
     assert calls.log.workspace_misalignment == 0
+    assert calls.log.reduction_schemes == 2, "only sums of parts in fp32"
     library.close()
 
 
