@@ -5,8 +5,8 @@
 
 Every operation of csrc/decoder.cpp is counted as it is called there: what it must read and write at least once
 (weights, activations of two bytes, a residual stream and logits of four), and its multiplications and additions. The
-limit is the larger of bytes / bandwidth and FLOPs / arithmetic rate, with the datasheet's dense bfloat16 figures. No figure here was
-measured.
+limit is the larger of bytes / bandwidth and FLOPs / arithmetic rate, with the datasheet's dense bfloat16 figures. No
+figure here was measured.
 """
 
 from __future__ import annotations
