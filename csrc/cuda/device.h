@@ -45,6 +45,7 @@ void launch(const LaunchShape& shape, void (*kernel)(Params...), Args&&... args)
 template <class T>
 __device__ __forceinline__ T& shared_storage() {
     extern __shared__ __align__(128) unsigned char raw[];
+    asm volatile("// shared %0" ::"n"(sizeof(T)));  // a comment in the PTX, for tools/kernel_report.py
     return *reinterpret_cast<T*>(raw);
 }
 
