@@ -2,6 +2,7 @@
 // directly, without a detour through the launcher.
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -63,7 +64,12 @@ std::string describe_deadlock() {
 
 }  // namespace
 
-std::string describe(Site at) { return at.file ? std::string(at.file) + ":" + std::to_string(at.line) : "?"; }
+std::string describe(Site at) {
+    if (!at.file) return "?";
+    constexpr char kRoot[] = SIMT_SOURCE_ROOT;  // files are named from the root of the repository
+    const bool below_root = std::strncmp(at.file, kRoot, sizeof kRoot - 1) == 0;
+    return std::string(at.file + (below_root ? sizeof kRoot - 1 : 0)) + ":" + std::to_string(at.line);
+}
 
 std::string describe(uint3 index) {
     return "(" + std::to_string(index.x) + "," + std::to_string(index.y) + "," + std::to_string(index.z) + ")";

@@ -211,6 +211,7 @@ def test_a_mistake_in_a_kernel_is_named(checks: ModuleType, name: str, threads: 
     with pytest.raises(RuntimeError, match=message) as caught:
         checks.run(name, np.zeros(1 << 12, np.float32), 2, threads)
     assert "in block (0,0,0) of the launch at tests/simt/kernels/" in str(caught.value)
+    assert "/tests/" not in str(caught.value), "files are named from the root of the repository"
     after = values(32)
     checks.run("add_one", after)  # the engine goes on
     assert (after == values(32) + 1).all()
