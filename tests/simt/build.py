@@ -132,7 +132,9 @@ def build(module: str = "_simt", sanitizer: str = "") -> Path:
         path = built_path(root, module, name, settings)
         if path.exists():  # another process has built it meanwhile
             return path
-        print(f"Building {name} from {ROOT} in {root}: its sources are new or have changed.", flush=True)
+        print(
+            f"Building {name} from {ROOT} in {root}: its sources are new or have changed.", file=sys.stderr, flush=True
+        )
         started = time.monotonic()
         remove_old_builds(root)
         work.mkdir(exist_ok=True)
@@ -153,7 +155,7 @@ def build(module: str = "_simt", sanitizer: str = "") -> Path:
         unfinished = path.with_name(f"{name}.{os.getpid()}")
         shutil.copy(work / name, unfinished)
         os.replace(unfinished, path)
-        print(f"Built in {time.monotonic() - started:.0f} s.", flush=True)
+        print(f"Built in {time.monotonic() - started:.0f} s.", file=sys.stderr, flush=True)
     return path
 
 
