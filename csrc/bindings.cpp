@@ -1,6 +1,8 @@
-// pybind11: checks shapes, dtypes, contiguity and bounds of what comes in; nothing else.
+// pybind11, for every backend: checks shapes, dtypes, contiguity and bounds of what comes in; nothing else. Arrays are
+// the backend's own (arrays.h) except where they are said to be NumPy's.
 #include "bindings.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -33,39 +35,35 @@ Activation parse_activation(const std::string& name) {
     throw py::value_error("activation is '" + name + "'; it must be silu, gelu, gelu_tanh or relu.");
 }
 
-[[noreturn]] void refuse(const std::string& name, const std::string& problem) {
-    throw py::value_error("argument '" + name + "' " + problem);
-}
+// What the decoder's weights and tables point into.
+class NamedArrays {
+public:
+    NamedArrays(ops::Context& context, const py::dict& arrays) : context_(context), arrays_(arrays) {}
 
-// The bytes of a C-contiguous array of at least `min_bytes`, aligned to `alignment`.
-void* bytes_of(const py::array& array, const std::string& name, size_t min_bytes, size_t alignment, bool writable) {
-    if (!(array.flags() & py::array::c_style)) refuse(name, "is not C-contiguous.");
-    if (writable && !array.writeable()) refuse(name, "is read-only.");
-    if (static_cast<size_t>(array.nbytes()) < min_bytes)
-        refuse(name, "has " + std::to_string(array.nbytes()) + " bytes; " + std::to_string(min_bytes) + " are needed.");
-    void* data = const_cast<void*>(array.data());
-    if (reinterpret_cast<uintptr_t>(data) % alignment)
-        refuse(name, "is not aligned to " + std::to_string(alignment) + " bytes.");
-    return data;
-}
+    const float* floats(const std::string& name, size_t count) const {
+        const Array array = find(name);
+        if (!array.is('f', sizeof(float))) refuse(name, "is not float32.");
+        return static_cast<const float*>(array.dense(count * sizeof(float), alignof(float), false));
+    }
 
-const float* floats(const py::dict& arrays, const std::string& name, size_t count) {
-    if (!arrays.contains(name.c_str())) refuse(name, "is missing.");
-    const py::array array = py::cast<py::array>(arrays[name.c_str()]);
-    if (!py::isinstance<py::array_t<float>>(array)) refuse(name, "is not float32.");
-    return static_cast<const float*>(bytes_of(array, name, count * sizeof(float), alignof(float), false));
-}
+    const float* optional_floats(const std::string& name, size_t count) const {
+        return arrays_.contains(name.c_str()) ? floats(name, count) : nullptr;
+    }
 
-const float* optional_floats(const py::dict& arrays, const std::string& name, size_t count) {
-    return arrays.contains(name.c_str()) ? floats(arrays, name, count) : nullptr;
-}
+    Linear linear(const std::string& name, DType dtype, int64_t n, int64_t k) const {
+        const void* weight = find(name).dense(ops::packed_weight_bytes(dtype, n, k), 64, false);
+        return {weight, optional_floats(name + "_bias", n), dtype, n, k};
+    }
 
-Linear linear(const py::dict& arrays, const std::string& name, DType dtype, int64_t n, int64_t k) {
-    if (!arrays.contains(name.c_str())) refuse(name, "is missing.");
-    const py::array array = py::cast<py::array>(arrays[name.c_str()]);
-    const void* weight = bytes_of(array, name, ops::packed_weight_bytes(dtype, n, k), 64, false);
-    return {weight, optional_floats(arrays, name + "_bias", n), dtype, n, k};
-}
+private:
+    Array find(const std::string& name) const {
+        if (!arrays_.contains(name.c_str())) refuse(name, "is missing.");
+        return array_for(context_, arrays_[name.c_str()], name);
+    }
+
+    ops::Context& context_;
+    const py::dict& arrays_;
+};
 
 template <class T>
 T get(const py::dict& config, const char* name) {
@@ -97,25 +95,25 @@ DecoderConfig read_config(const py::dict& d) {
     return c;
 }
 
-DecoderWeights read_weights(const DecoderConfig& c, const py::dict& arrays) {
+DecoderWeights read_weights(const DecoderConfig& c, const NamedArrays& arrays) {
     const int64_t hidden = c.hidden_size, inner = c.intermediate_size, head_dim = c.attention.head_dim;
     const int64_t q = c.attention.num_heads * head_dim, kv = c.attention.num_kv_heads * head_dim;
     const size_t rope = static_cast<size_t>(c.rope_positions) * (c.attention.rotary_dim / 2);
     DecoderWeights w{};
-    w.embedding = linear(arrays, "embedding", c.dtype, c.vocab_size, hidden);
-    w.head = linear(arrays, "head", c.dtype, c.vocab_size, hidden);
-    w.final_norm = floats(arrays, "final_norm", hidden);
-    w.rope_cos = floats(arrays, "rope_cos", rope);
-    w.rope_sin = floats(arrays, "rope_sin", rope);
+    w.embedding = arrays.linear("embedding", c.dtype, c.vocab_size, hidden);
+    w.head = arrays.linear("head", c.dtype, c.vocab_size, hidden);
+    w.final_norm = arrays.floats("final_norm", hidden);
+    w.rope_cos = arrays.floats("rope_cos", rope);
+    w.rope_sin = arrays.floats("rope_sin", rope);
     for (size_t n = 0; n < c.sliding_windows.size(); n++) {
         const std::string prefix = "layers." + std::to_string(n) + ".";
         w.layers.push_back(
-            {floats(arrays, prefix + "attention_norm", hidden), floats(arrays, prefix + "mlp_norm", hidden),
-             optional_floats(arrays, prefix + "q_norm", head_dim), optional_floats(arrays, prefix + "k_norm", head_dim),
-             linear(arrays, prefix + "qkv", c.dtype, q + 2 * kv, hidden),
-             linear(arrays, prefix + "o", c.dtype, hidden, q),
-             linear(arrays, prefix + "gate_up", c.dtype, 2 * inner, hidden),
-             linear(arrays, prefix + "down", c.dtype, hidden, inner)});
+            {arrays.floats(prefix + "attention_norm", hidden), arrays.floats(prefix + "mlp_norm", hidden),
+             arrays.optional_floats(prefix + "q_norm", head_dim), arrays.optional_floats(prefix + "k_norm", head_dim),
+             arrays.linear(prefix + "qkv", c.dtype, q + 2 * kv, hidden),
+             arrays.linear(prefix + "o", c.dtype, hidden, q),
+             arrays.linear(prefix + "gate_up", c.dtype, 2 * inner, hidden),
+             arrays.linear(prefix + "down", c.dtype, hidden, inner)});
     }
     return w;
 }
@@ -123,8 +121,10 @@ DecoderWeights read_weights(const DecoderConfig& c, const py::dict& arrays) {
 // Every index of a step is checked before a kernel sees it: a wrong plan must not touch memory that is not its own.
 class StepChecker {
 public:
-    StepChecker(const int32_t* words, int64_t size, const DecoderConfig& config, int32_t num_blocks)
-        : words_(words), size_(size), config_(config), num_blocks_(num_blocks) {}
+    // `num_previous`: ids of the step before that token_ids may refer to by negative numbers.
+    StepChecker(const int32_t* words, int64_t size, int64_t num_previous, const DecoderConfig& config,
+                int32_t num_blocks)
+        : words_(words), size_(size), num_previous_(num_previous), config_(config), num_blocks_(num_blocks) {}
 
     void check() const {
         if (size_ < kHeaderWords || words_[kMagic] != kStepMagic || words_[kNumWords] > size_)
@@ -138,7 +138,7 @@ public:
         count("max_context_len", words_[kMaxContextLen], config_.limits.max_context_len);
         for (int32_t w : {kNumCopies, kTableWidth, kNumPenalties, kNumBiases, kMaskWords, kMaxQueryLen})
             count("header", words_[w], size_);
-        ids("token_ids", kTokenIds, tokens, config_.vocab_size);
+        ids("token_ids", kTokenIds, tokens, config_.vocab_size, -num_previous_);
         ids("positions", kPositions, tokens, config_.rope_positions);
         ids("slot_mapping", kSlotMapping, tokens, int64_t{num_blocks_} * config_.block_size);
         ids("logits_rows", kLogitsRows, rows, tokens);
@@ -160,12 +160,13 @@ private:
         return words_ + offset;
     }
 
-    const int32_t* ids(const char* name, StepWord word, int64_t length, int64_t limit) const {
+    const int32_t* ids(const char* name, StepWord word, int64_t length, int64_t limit, int64_t lowest = 0) const {
         const int32_t* values = section(name, word, length);
         for (int64_t i = 0; i < length; i++)
-            if (values[i] < 0 || values[i] >= limit)
+            if (values[i] < lowest || values[i] >= limit)
                 refuse(name, "holds " + std::to_string(values[i]) + " at index " + std::to_string(i) +
-                                 "; it must be in 0 .. " + std::to_string(limit - 1) + ".");
+                                 "; it must be in " + std::to_string(lowest) + " .. " + std::to_string(limit - 1) +
+                                 ".");
         return values;
     }
 
@@ -242,69 +243,74 @@ private:
     }
 
     const int32_t* words_;
-    int64_t size_;
+    int64_t size_, num_previous_;
     const DecoderConfig& config_;
     int32_t num_blocks_;
 };
 
-// Copies what it is shown into float32 arrays: logits [R, vocab], residual streams [layers + 1, T, hidden]. Reads the
-// matrices on the host, as fp32.
+// Copies what it is shown into float32 arrays on the host: logits [R, vocab], residual streams [layers + 1, T, hidden].
 class HostTrace : public StepObserver {
 public:
-    HostTrace(float* logits, float* residuals, int64_t num_tokens)
-        : logits_(logits), residuals_(residuals), num_tokens_(num_tokens) {}
+    HostTrace(ops::Context& context, float* logits, float* residuals, int64_t num_tokens)
+        : context_(context), logits_(logits), residuals_(residuals), num_tokens_(num_tokens) {}
 
     void residual_stream(int64_t layer, const Matrix& residual, const Matrix& delta) override {
         if (!residuals_) return;
         float* out = residuals_ + layer * num_tokens_ * residual.cols;
-        copy(residual, out);
+        ops::read_matrix(context_, residual, out);
         if (!delta.data) return;
-        for (int64_t r = 0; r < delta.rows; r++)
-            for (int64_t c = 0; c < delta.cols; c++) out[r * delta.cols + c] += row(delta, r)[c];
+        delta_.resize(delta.rows * delta.cols);
+        ops::read_matrix(context_, delta, delta_.data());
+        for (size_t i = 0; i < delta_.size(); i++) out[i] += delta_[i];
     }
 
     void logits(int32_t begin, const Matrix& logits) override {
-        if (logits_) copy(logits, logits_ + begin * logits.cols);
+        if (logits_) ops::read_matrix(context_, logits, logits_ + begin * logits.cols);
     }
 
 private:
-    static const float* row(const Matrix& m, int64_t r) { return static_cast<const float*>(m.data) + r * m.stride; }
-    static void copy(const Matrix& m, float* out) {
-        for (int64_t r = 0; r < m.rows; r++) std::copy_n(row(m, r), m.cols, out + r * m.cols);
-    }
-
+    ops::Context& context_;
     float *logits_, *residuals_;
     int64_t num_tokens_;
+    std::vector<float> delta_;
 };
 
 class PyDecoder {
 public:
-    PyDecoder(py::object context, const py::dict& config, py::dict arrays, py::array kv_blocks, int32_t num_blocks,
-              py::array workspace)
+    PyDecoder(py::object context, const py::dict& config, py::dict arrays, py::object kv_blocks, int32_t num_blocks,
+              py::object workspace)
         : context_(std::move(context)),
+          native_(*context_.cast<PyContext&>().context),
           arrays_(std::move(arrays)),
           kv_blocks_(std::move(kv_blocks)),
           workspace_(std::move(workspace)),
           config_(read_config(config)),
           num_blocks_(num_blocks) {
-        ops::Context& native = *context_.cast<PyContext&>().context;
-        const ops::ActivationTypes types = ops::activation_types(native, config_.dtype);
+        const ops::ActivationTypes types = ops::activation_types(native_, config_.dtype);
         const size_t block_bytes = ops::kv_block_bytes(types.kv, config_.block_size, config_.attention);
-        void* kv =
-            bytes_of(kv_blocks_, "kv_blocks", block_bytes * num_blocks * config_.sliding_windows.size(), 64, true);
-        void* work = bytes_of(workspace_, "workspace", Decoder::workspace_bytes(native, config_), 128, true);
-        decoder_ = std::make_unique<Decoder>(native, config_, read_weights(config_, arrays_), kv, num_blocks, work);
+        const size_t kv_bytes = block_bytes * num_blocks * config_.sliding_windows.size();
+        void* kv = array_for(native_, kv_blocks_, "kv_blocks").dense(kv_bytes, 64, true);
+        void* work =
+            array_for(native_, workspace_, "workspace").dense(Decoder::workspace_bytes(native_, config_), 128, true);
+        const DecoderWeights weights = read_weights(config_, NamedArrays(native_, arrays_));
+        prepare_weights(native_, config_, weights);
+        decoder_ = std::make_unique<Decoder>(native_, config_, weights, kv, num_blocks, work);
     }
 
-    void step(const py::array_t<int32_t>& staging, py::array_t<int32_t>& result,
-              const std::optional<py::array_t<float>>& logits, const std::optional<py::array_t<float>>& residuals) {
-        const auto* words = static_cast<const int32_t*>(bytes_of(staging, "staging", sizeof(int32_t), 8, false));
-        StepChecker(words, staging.size(), config_, num_blocks_).check();
-        const int64_t need = result_words(words[kNumRows], words[kTopWidth]);
-        auto* out = static_cast<int32_t*>(bytes_of(result, "result", need * sizeof(int32_t), 4, true));
+    void step(const py::array_t<int32_t>& staging, const py::object& result, const py::object& arrays,
+              const py::object& previous, const std::optional<py::array_t<float>>& logits,
+              const std::optional<py::array_t<float>>& residuals) {
+        enter(native_);
+        const int32_t* words = checked_words(staging);
+        const Words before = previous.is_none() ? Words{} : words_of(previous, "previous", 0, 4, false);
+        StepChecker(words, staging.size(), before.count, config_, num_blocks_).check();
+        const Words base = words_of(arrays.is_none() ? staging : arrays, "arrays", words[kNumWords], 8, false);
+        const Words out = words_of(result, "result", result_words(words[kNumRows], words[kTopWidth]), 4, true);
+        if (host_can_read_arrays()) check_previous(words, before.data);
+        const StepView view = view_step(words, base.data, out.data, before.data);
         if (!logits && !residuals) {
             py::gil_scoped_release unlocked;
-            decoder_->step(view_step(words, words, out, nullptr));
+            decoder_->step(view);
             return;
         }
         const int64_t tokens = words[kNumTokens], rows = words[kNumRows];
@@ -313,21 +319,49 @@ public:
         float* logits_out = logits ? trace_of(*logits, "logits", {rows, config_.vocab_size}) : nullptr;
         float* residuals_out =
             residuals ? trace_of(*residuals, "residuals", {layers + 1, tokens, config_.hidden_size}) : nullptr;
-        HostTrace trace(logits_out, residuals_out, tokens);
+        HostTrace trace(native_, logits_out, residuals_out, tokens);
         py::gil_scoped_release unlocked;
-        decoder_->step(view_step(words, words, out, nullptr), &trace);
+        decoder_->step(view, &trace);
     }
 
 private:
-    float* trace_of(const py::array_t<float>& array, const char* name, const std::vector<py::ssize_t>& shape) const {
-        if (ops::activation_types(*context_.cast<PyContext&>().context, config_.dtype).hidden != DType::f32)
-            refuse(name, "cannot be had: this backend's residual stream is not float32.");
+    struct Words {
+        int32_t* data = nullptr;
+        int64_t count = 0;
+    };
+
+    static const int32_t* checked_words(const py::array_t<int32_t>& staging) {
+        if (!(staging.flags() & py::array::c_style)) refuse("staging", "is not C-contiguous.");
+        if (reinterpret_cast<uintptr_t>(staging.data()) % 8) refuse("staging", "is not aligned to 8 bytes.");
+        return staging.data();
+    }
+
+    Words words_of(const py::object& object, const char* name, int64_t need, size_t alignment, bool written) const {
+        const Array array = array_for(native_, object, name);
+        if (!array.is('i', sizeof(int32_t))) refuse(name, "is not int32.");
+        return {static_cast<int32_t*>(array.dense(need * sizeof(int32_t), alignment, written)), array.size()};
+    }
+
+    void check_previous(const int32_t* words, const int32_t* previous) const {
+        const int32_t* ids = words + words[kTokenIds];
+        for (int32_t t = 0; t < words[kNumTokens]; t++) {
+            if (ids[t] >= 0) continue;
+            const int32_t id = previous[-1 - ids[t]];
+            if (id < -1 || id >= config_.vocab_size)
+                refuse("previous", "holds " + std::to_string(id) + " at index " + std::to_string(-1 - ids[t]) +
+                                       ", which is no token id.");
+        }
+    }
+
+    static float* trace_of(const py::array_t<float>& array, const char* name, const std::vector<py::ssize_t>& shape) {
         if (std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()) != shape) {
             std::string wanted;
             for (py::ssize_t length : shape) wanted += (wanted.empty() ? "" : ", ") + std::to_string(length);
             refuse(name, "has a wrong shape; [" + wanted + "] is needed.");
         }
-        return static_cast<float*>(bytes_of(array, name, 0, alignof(float), true));
+        if (!(array.flags() & py::array::c_style)) refuse(name, "is not C-contiguous.");
+        if (!array.writeable()) refuse(name, "is read-only.");
+        return const_cast<float*>(array.data());
     }
 
     // The last layer runs for the rows of logits only: with the rows in the order of the tokens it is shown whole.
@@ -339,8 +373,9 @@ private:
     }
 
     py::object context_;
+    ops::Context& native_;
     py::dict arrays_;
-    py::array kv_blocks_, workspace_;
+    py::object kv_blocks_, workspace_;
     DecoderConfig config_;
     int32_t num_blocks_;
     std::unique_ptr<Decoder> decoder_;
@@ -355,19 +390,24 @@ size_t scratch_bytes(const PyContext& context, const py::dict& config) {
     return ops::scratch_bytes(*context.context, c.limits, c.attention);
 }
 
-void bind_scratch(PyContext& context, py::array scratch) {
-    ops::bind_scratch(*context.context, bytes_of(scratch, "scratch", 0, 64, true), scratch.nbytes());
+void bind_scratch(PyContext& context, py::object scratch) {
+    const Array array = array_for(*context.context, scratch, "scratch");
+    void* data = array.dense(0, 64, true);
+    ops::bind_scratch(*context.context, data, array.bytes());
     context.scratch = std::move(scratch);
 }
 
+// `rows` lies in the host's memory on every backend.
 void pack_weight(PyContext& context, const py::array& rows, const std::string& dtype, int64_t first_row, int64_t n,
-                 int64_t k, py::array& packed) {
+                 int64_t k, const py::object& packed) {
     const DType type = parse_dtype(dtype);
     if (rows.ndim() != 2 || rows.shape(1) != k || first_row < 0 || first_row + rows.shape(0) > n)
         refuse("rows", "does not fit into a weight of [" + std::to_string(n) + ", " + std::to_string(k) + "].");
     if (static_cast<size_t>(rows.itemsize()) != size_of(type)) refuse("rows", "has items that are not " + dtype + ".");
-    const void* source = bytes_of(rows, "rows", 0, size_of(type), false);
-    void* target = bytes_of(packed, "packed", ops::packed_weight_bytes(type, n, k), 64, true);
+    if (!(rows.flags() & py::array::c_style)) refuse("rows", "is not C-contiguous.");
+    if (reinterpret_cast<uintptr_t>(rows.data()) % size_of(type)) refuse("rows", "is not aligned to its items.");
+    void* target = array_for(*context.context, packed, "packed").dense(ops::packed_weight_bytes(type, n, k), 64, true);
+    const void* source = rows.data();
     const int64_t count = rows.shape(0);
     py::gil_scoped_release unlocked;
     ops::pack_weight(*context.context, source, type, first_row, count, n, k, target);
@@ -385,12 +425,17 @@ PYBIND11_MODULE(PYENGINE_MODULE, module) {
     using namespace pyengine;
     module.doc() = "The compiled step function of one backend; see pyengine.backends for the interface around it.";
     module.attr("build") = kBuildFacts;  // JSON: compiler, toolkit, architectures
-    bind_ops(module);  // also defines Context
-    py::class_<PyDecoder>(module, "Decoder")
-        .def(py::init<py::object, const py::dict&, py::dict, py::array, int32_t, py::array>(), py::arg("context"),
+    bind_ops(module);                    // also defines Context
+    py::class_<PyDecoder>(module, "Decoder", py::module_local())
+        .def(py::init<py::object, const py::dict&, py::dict, py::object, int32_t, py::object>(), py::arg("context"),
              py::arg("config"), py::arg("arrays"), py::arg("kv_blocks"), py::arg("num_blocks"), py::arg("workspace"))
-        .def("step", &PyDecoder::step, py::arg("staging").noconvert(), py::arg("result").noconvert(),
-             py::arg("logits").noconvert() = py::none(), py::arg("residuals").noconvert() = py::none());
+        .def("step", &PyDecoder::step, py::arg("staging").noconvert(), py::arg("result"), py::kw_only(),
+             py::arg("arrays") = py::none(), py::arg("previous") = py::none(),
+             py::arg("logits").noconvert() = py::none(), py::arg("residuals").noconvert() = py::none(),
+             "One pass over the step that staging (NumPy, int32) describes; returns when the work is put on the "
+             "context's stream. arrays: the same words where kernels can read them; None where they read staging. "
+             "result: int32. previous: int32, the ids that the step before drew; token id -1 - i stands for the one "
+             "at i. logits, residuals: float32 NumPy arrays to be filled, which waits for the work.");
     module.def("workspace_bytes", &workspace_bytes, py::arg("context"), py::arg("config"));
     module.def("scratch_bytes", &scratch_bytes, py::arg("context"), py::arg("config"));
     module.def("bind_scratch", &bind_scratch, py::arg("context"), py::arg("scratch"));

@@ -1,11 +1,13 @@
-// What the two binding files share: ownership of a backend context on the Python side.
+// What the binding files share: ownership of a backend's context on the Python side, and what each backend adds.
 #pragma once
 
-#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <string>
 
+#include "arrays.h"
+#include "decoder.h"
 #include "ops.h"
 
 namespace pyengine {
@@ -20,8 +22,26 @@ struct PyContext {
     pybind11::object scratch;
 };
 
-DType parse_dtype(const std::string& name);  // "float32", "float16", "bfloat16"; raises ValueError naming the others
+// Classes are local to their module, so that several backends can be loaded into one process.
+using ContextClass = pybind11::class_<PyContext>;
 
-void bind_ops(pybind11::module_& module);  // submodule `ops`: every op on NumPy arrays, for tests
+DType parse_dtype(const std::string& name);    // "float32", "float16", "bfloat16"; raises ValueError naming the others
+DType dtype_of_name(const std::string& name);  // "f32", "f16", "bf16", the names of the submodule `ops`
+
+// An argument as an array that the context's work may use from now on.
+Array array_for(ops::Context& context, pybind11::handle object, const std::string& name);
+
+void bind_ops(pybind11::module_& module);  // submodule `ops`: every op on the backend's arrays, for tests
+
+// Defined by each backend (context_bindings.cpp). The first two make the class `Context` with its constructor and what
+// only this backend has, and fill `module` and its submodule `ops` with the like.
+ContextClass bind_context(pybind11::module_& module);
+void bind_backend(pybind11::module_& module, pybind11::module_& ops_module);
+
+// Before any call of an op on this thread: makes the context's device the thread's current one.
+void enter(ops::Context& context);
+
+// When a decoder is made: finds out what the ops should know of its weights before the first step.
+void prepare_weights(ops::Context& context, const DecoderConfig& config, const DecoderWeights& weights);
 
 }  // namespace pyengine

@@ -96,7 +96,7 @@ class CpuBackend:
         if trace is None:
             self._decoder.step(staging, result)
         else:
-            self._decoder.step(staging, result, trace.logits, trace.residuals)
+            self._decoder.step(staging, result, logits=trace.logits, residuals=trace.residuals)
 
     def close(self) -> None:
         self._decoder = None
