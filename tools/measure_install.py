@@ -3,7 +3,7 @@
     python tools/measure_install.py --wheel dist/pyengine_llm-*.whl
     path/to/fresh/venv/bin/python tools/measure_install.py --environment
 
-Exits non-zero when the environment is larger than its limit; times are printed only.
+Exits non-zero when the wheel or the environment is larger than its limit; times are printed only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sysconfig
 import time
 from pathlib import Path
 
+WHEEL_LIMIT_MB = 60  # with the kernels of all GPU architectures inside
 ENVIRONMENT_LIMIT_MB = 200
 NOT_OURS = ("pip", "setuptools", "_distutils_hack", "distutils-precedence.pth")
 
@@ -60,7 +61,10 @@ def main() -> int:
     if not arguments.wheel and not arguments.environment:
         parser.error("give --wheel, --environment or both")
     if arguments.wheel:
-        print(f"wheel {arguments.wheel.name}: {arguments.wheel.stat().st_size / 1e6:.2f} MB")
+        wheel_mb = arguments.wheel.stat().st_size / 1e6
+        print(f"wheel {arguments.wheel.name}: {wheel_mb:.2f} MB (limit {WHEEL_LIMIT_MB} MB)")
+        if wheel_mb > WHEEL_LIMIT_MB:
+            return 1
     if not arguments.environment:
         return 0
     sizes = installed_sizes()

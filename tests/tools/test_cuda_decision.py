@@ -170,6 +170,15 @@ def test_the_wheels_are_found_where_they_are_said_to_be_and_their_lib_folder_is_
     assert "has neither nvidia/cu13/bin/nvcc nor bin/nvcc" in said
 
 
+def test_the_lib_folder_is_found_behind_a_script_that_calls_the_compiler(machine: Machine) -> None:
+    root = machine.folder / "site" / "nvidia" / "cu13"
+    (root / "lib").mkdir(parents=True)
+    (root / "lib" / "libcudart_static.a").touch()
+    nvcc = machine.add_nvcc()
+    nvcc.write_text(nvcc.read_text().replace("case $1 in", f"case $1 in --dryrun) echo '#$ TOP={root}/bin/..' >&2;;"))
+    assert f"| {nvcc} | -L{root}/lib |" in machine.decide(PYENGINE_CUDA="ON")
+
+
 def test_a_compiler_on_the_path_comes_before_those_in_usual_places_and_cuda_home_before_it(machine: Machine) -> None:
     del machine.environment["CUDACXX"]
     on_path = machine.add_nvcc(root=".")
