@@ -94,6 +94,10 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
 def run(command: list[str], log: Path) -> None:
     with log.open("a") as file:
         code = subprocess.call(command, stdout=file, stderr=subprocess.STDOUT)
@@ -132,9 +136,7 @@ def build(module: str = "_simt", sanitizer: str = "") -> Path:
         path = built_path(root, module, name, settings)
         if path.exists():  # another process has built it meanwhile
             return path
-        print(
-            f"Building {name} from {ROOT} in {root}: its sources are new or have changed.", file=sys.stderr, flush=True
-        )
+        say(f"Building {name} from {ROOT} in {root}: its sources are new or have changed.")
         started = time.monotonic()
         remove_old_builds(root)
         work.mkdir(exist_ok=True)
@@ -155,7 +157,7 @@ def build(module: str = "_simt", sanitizer: str = "") -> Path:
         unfinished = path.with_name(f"{name}.{os.getpid()}")
         shutil.copy(work / name, unfinished)
         os.replace(unfinished, path)
-        print(f"Built in {time.monotonic() - started:.0f} s.", file=sys.stderr, flush=True)
+        say(f"Built in {time.monotonic() - started:.0f} s.")
     return path
 
 
