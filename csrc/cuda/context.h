@@ -19,8 +19,8 @@ struct Context {
     // A row's result must not depend on the other rows, nor on how its prompt was cut into chunks (docs/cuda.md).
     bool deterministic = false;
     cuda::MatmulLibraryPtr matmul;
-    // With `deterministic`: whether the library's rows have the same bits whatever their number (prepare_gemm). Products
-    // of other types are computed by our own kernel.
+    // With `deterministic`: whether the library's rows have the same bits whatever their number (prepare_gemm).
+    // Products of other types are computed by our own kernel.
     std::map<cuda::ProductType, bool> rows_do_not_matter;
     // Shared by all ops, one at a time: an op may use all of it from the start, and finds anything in it.
     char* scratch = nullptr;
@@ -53,9 +53,9 @@ size_t attention_scratch_bytes(const ops::Context& context, const StepLimits& li
 size_t gemm_scratch_bytes(const ops::Context& context, const StepLimits& limits);
 size_t sample_scratch_bytes(const ops::Context& context, const StepLimits& limits);
 
-// With `deterministic`, once for each weight at load, after bind_scratch: finds out whether the library may be used for
-// it, by comparing the bits of its products of 1 to 512 rows. y is of type `y`. Waits for the device. A product that
-// was not prepared is computed by our own kernel.
-void prepare_gemm(ops::Context& context, const Linear& linear, DType y);
+// Once for each weight at load, after bind_scratch: whether the library computes its products from now on, y being of
+// type `y`. With `deterministic` this finds out by comparing the bits of products of 1 to 512 rows, and waits for the
+// device; a product that was not prepared is then computed by our own kernel.
+bool prepare_gemm(ops::Context& context, const Linear& linear, DType y);
 
 }  // namespace pyengine::cuda

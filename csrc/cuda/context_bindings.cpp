@@ -33,6 +33,19 @@ ops::Context* create_context(int device, uintptr_t stream, const std::string& ma
     return context.release();
 }
 
+bool prepare_gemm(PyContext& self, const py::object& weight, const std::string& dtype, int64_t n, int64_t k,
+                  const py::object& bias, const std::string& y_dtype) {
+    ops::Context& context = *self.context;
+    Linear linear{nullptr, nullptr, dtype_of_name(dtype), n, k};
+    linear.weight = array_for(context, weight, "weight").dense(ops::packed_weight_bytes(linear.dtype, n, k), 64, false);
+    if (!bias.is_none())
+        linear.bias = static_cast<const float*>(array_for(context, bias, "bias").dense(n * sizeof(float), 4, false));
+    const DType y = dtype_of_name(y_dtype);
+    const py::gil_scoped_release release;
+    enter(context);
+    return cuda::prepare_gemm(context, linear, y);
+}
+
 }  // namespace
 
 ContextClass bind_context(py::module_& module) {
@@ -51,10 +64,14 @@ ContextClass bind_context(py::module_& module) {
         .def_property_readonly("deterministic", [](const PyContext& self) { return self.context->deterministic; });
 }
 
-void bind_backend(py::module_& module, py::module_&) {
+void bind_backend(py::module_& module, py::module_& ops_module) {
     py::register_local_exception<cuda::DeviceError>(module, "DeviceError", PyExc_RuntimeError).doc() =
         "A call of CUDA or cuBLAS failed. Most such errors last: nothing on the device works any more in this process.";
     cuda::bind_gpu(module);
+    ops_module.def("prepare_gemm", &prepare_gemm, py::arg("context"), py::arg("weight"), py::arg("dtype"), py::arg("n"),
+                   py::arg("k"), py::arg("bias"), py::arg("y_dtype"),
+                   "Whether matmul_library computes this product from now on: always, or, in a deterministic context, "
+                   "where a row's bits depend neither on the number of rows nor on its place. Scratch must be bound.");
 }
 
 void enter(ops::Context& context) { cuda::check(cudaSetDevice(context.device), "cudaSetDevice"); }

@@ -125,11 +125,13 @@ bool rows_do_not_matter(ops::Context& context, const Linear& linear, DType y_dty
 
 }  // namespace
 
-void prepare_gemm(ops::Context& context, const Linear& linear, DType y_dtype) {
-    if (!context.deterministic || !context.matmul) return;
+bool prepare_gemm(ops::Context& context, const Linear& linear, DType y_dtype) {
+    if (!context.matmul || linear.n == 0 || linear.k == 0) return false;
+    if (!context.deterministic) return true;
     const ProductType type = product_type(linear, y_dtype);
-    if (context.rows_do_not_matter.count(type)) return;
-    context.rows_do_not_matter[type] = rows_do_not_matter(context, linear, y_dtype);
+    const auto found = context.rows_do_not_matter.find(type);
+    if (found != context.rows_do_not_matter.end()) return found->second;
+    return context.rows_do_not_matter[type] = rows_do_not_matter(context, linear, y_dtype);
 }
 
 size_t gemm_scratch_bytes(const ops::Context& context, const StepLimits&) {
