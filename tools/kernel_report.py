@@ -34,7 +34,9 @@ BEGIN, END = "<!-- kernel report: begin -->", "<!-- kernel report: end -->"
 
 # What must be found in the machine code of a kernel, by its name; of the instantiations for fp32, only what no tensor
 # core does. A name that no kernel has is an error, so that a renamed kernel cannot slip out.
-REQUIRED: dict[str, tuple[str, ...]] = {}
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "multiply_on_tensor_cores": ("HMMA", "LDGSTS.128"),
+}
 TENSOR_CORE_ONLY = ("HMMA",)
 # Run once at load, or by a test: spills would cost nobody anything.
 COLD: tuple[str, ...] = ()
