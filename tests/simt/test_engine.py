@@ -199,7 +199,7 @@ MISTAKES = [
     (
         "misaligned_load",
         32,
-        r"numeric\.h:\d+: an access to .*uint4' at 0x\w+, not a multiple of 16|not aligned",
+        r"numeric\.h:\d+: an access to .*uint4' at 0x\w+, which is not a mul|not aligned",
     ),
     ("misaligned_async_copy", 32, r"copies\.cu:\d+: cp\.async: its address is not a multiple of 16 bytes"),
     ("async_copy_to_global_memory", 32, r"copies\.cu:\d+: cp\.async writes outside shared memory"),
