@@ -71,6 +71,12 @@ T get(const py::dict& config, const char* name) {
     return py::cast<T>(config[name]);
 }
 
+int32_t get_positive(const py::dict& config, const char* name) {
+    const auto value = get<int32_t>(config, name);
+    if (value < 1) refuse(name, "is " + std::to_string(value) + "; it must be at least 1.");
+    return value;
+}
+
 DecoderConfig read_config(const py::dict& d) {
     DecoderConfig c{};
     c.vocab_size = get<int64_t>(d, "vocab_size");
@@ -90,8 +96,8 @@ DecoderConfig read_config(const py::dict& d) {
                 get<int32_t>(d, "max_context_len"),
                 c.vocab_size,
                 std::max({c.hidden_size, c.intermediate_size, int64_t{c.attention.num_heads} * c.attention.head_dim})};
-    c.mlp_rows = get<int32_t>(d, "mlp_rows");
-    c.logits_rows = get<int32_t>(d, "logits_rows");
+    c.mlp_rows = get_positive(d, "mlp_rows");
+    c.logits_rows = get_positive(d, "logits_rows");
     return c;
 }
 
@@ -277,15 +283,15 @@ private:
 
 class PyDecoder {
 public:
-    PyDecoder(py::object context, const py::dict& config, py::dict arrays, py::object kv_blocks, int32_t num_blocks,
+    PyDecoder(PyContext& context, const py::dict& config, py::dict arrays, py::object kv_blocks, int32_t num_blocks,
               py::object workspace)
-        : context_(std::move(context)),
-          native_(*context_.cast<PyContext&>().context),
+        : native_(*context.context),
           arrays_(std::move(arrays)),
           kv_blocks_(std::move(kv_blocks)),
           workspace_(std::move(workspace)),
           config_(read_config(config)),
           num_blocks_(num_blocks) {
+        if (num_blocks < 0) refuse("num_blocks", "is negative.");
         const ops::ActivationTypes types = ops::activation_types(native_, config_.dtype);
         const size_t block_bytes = ops::kv_block_bytes(types.kv, config_.block_size, config_.attention);
         const size_t kv_bytes = block_bytes * num_blocks * config_.sliding_windows.size();
@@ -372,7 +378,6 @@ private:
         if (!is_whole) refuse("residuals", "needs a step with one row of logits for each token, in order.");
     }
 
-    py::object context_;
     ops::Context& native_;
     py::dict arrays_;
     py::object kv_blocks_, workspace_;
@@ -427,8 +432,12 @@ PYBIND11_MODULE(PYENGINE_MODULE, module) {
     module.attr("build") = kBuildFacts;  // JSON: compiler, toolkit, architectures
     bind_ops(module);                    // also defines Context
     py::class_<PyDecoder>(module, "Decoder", py::module_local())
-        .def(py::init<py::object, const py::dict&, py::dict, py::object, int32_t, py::object>(), py::arg("context"),
-             py::arg("config"), py::arg("arrays"), py::arg("kv_blocks"), py::arg("num_blocks"), py::arg("workspace"))
+        .def(py::init<PyContext&, const py::dict&, py::dict, py::object, int32_t, py::object>(), py::arg("context"),
+             py::arg("config"), py::arg("arrays"), py::arg("kv_blocks"), py::arg("num_blocks"), py::arg("workspace"),
+             py::keep_alive<1, 2>(),  // the context
+             "config: the counts and sizes of DecoderConfig (csrc/decoder.h). arrays: packed weights, float32 vectors "
+             "and tables by name. kv_blocks: layers x num_blocks blocks of kv_block_bytes(). All are kept alive; "
+             "scratch must be bound.")
         .def("step", &PyDecoder::step, py::arg("staging").noconvert(), py::arg("result"), py::kw_only(),
              py::arg("arrays") = py::none(), py::arg("previous") = py::none(),
              py::arg("logits").noconvert() = py::none(), py::arg("residuals").noconvert() = py::none(),

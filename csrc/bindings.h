@@ -16,13 +16,19 @@ struct ContextDeleter {
     void operator()(ops::Context* context) const { ops::destroy_context(context); }
 };
 
+// Several backends can be loaded into one process: their classes are local to their modules, and what holds a backend's
+// own state is of another type in each, so that it is never taken for another backend's.
+namespace PYENGINE_MODULE {
+
 // Python's `Context`; `scratch` keeps the bound array alive.
 struct PyContext {
     std::unique_ptr<ops::Context, ContextDeleter> context;
     pybind11::object scratch;
 };
 
-// Classes are local to their module, so that several backends can be loaded into one process.
+}  // namespace PYENGINE_MODULE
+
+using PYENGINE_MODULE::PyContext;
 using ContextClass = pybind11::class_<PyContext>;
 
 DType parse_dtype(const std::string& name);    // "float32", "float16", "bfloat16"; raises ValueError naming the others
@@ -33,9 +39,10 @@ Array array_for(ops::Context& context, pybind11::handle object, const std::strin
 
 void bind_ops(pybind11::module_& module);  // submodule `ops`: every op on the backend's arrays, for tests
 
-// Defined by each backend (context_bindings.cpp). The first two make the class `Context` with its constructor and what
-// only this backend has, and fill `module` and its submodule `ops` with the like.
-ContextClass bind_context(pybind11::module_& module);
+// ---- defined by each backend (context_bindings.cpp) ----------------------------------------------------------------
+
+ContextClass bind_context(pybind11::module_& module);  // with its constructor and what only this backend's has
+// What else only this backend has, in its module and the submodule `ops`.
 void bind_backend(pybind11::module_& module, pybind11::module_& ops_module);
 
 // Before any call of an op on this thread: makes the context's device the thread's current one.

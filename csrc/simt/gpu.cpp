@@ -27,8 +27,12 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return simt::device_error(); }
 
-// The work of every stream is done when a call returns: there is nothing to wait for.
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return simt::device_error(); }
+// The work of every stream is done when a call returns: there is nothing to wait for. A graph, though, can wait for
+// nothing outside it.
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
+    if (simt::is_captured(stream)) return cudaErrorStreamCaptureIsolation;
+    return simt::device_error();
+}
 
 cudaError_t cudaEventDestroy(cudaEvent_t) { return simt::device_error(); }
 

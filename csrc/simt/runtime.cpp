@@ -47,6 +47,8 @@ constexpr ErrorText kErrors[] = {
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
@@ -99,6 +101,11 @@ std::shared_ptr<Graph> end_capture(cudaStream_t stream) {
     if (capture.forbidden_call)
         throw std::runtime_error(std::string("The capture is invalid: ") + capture.forbidden_call + " was called.");
     return capture.graph;
+}
+
+bool is_captured(cudaStream_t stream) {
+    const std::lock_guard<std::mutex> lock(device.mutex);
+    return device.captures.count(stream) > 0;
 }
 
 cudaError_t submit(cudaStream_t stream, std::function<void()> work) {

@@ -23,6 +23,8 @@ struct Graph {
 void begin_capture(cudaStream_t stream);
 std::shared_ptr<Graph> end_capture(cudaStream_t stream);
 
+bool is_captured(cudaStream_t stream);
+
 // Carries out all nodes in order; or records them where `stream` is captured.
 cudaError_t launch_graph(const std::shared_ptr<Graph>& graph, cudaStream_t stream);
 
