@@ -12,6 +12,9 @@
 
 #undef __launch_bounds__
 #define __launch_bounds__(...)
+// Every thread would have its own.
+#undef __shared__
+#define __shared__ static_assert(false, "Kernels reach shared memory through shared_storage<Shared>() (device.h).");
 #ifndef __forceinline__
 #define __forceinline__ inline
 #endif

@@ -139,9 +139,6 @@ def build(module: str = "_simt", sanitizer: str = "") -> Path:
         say(f"Building {name} from {ROOT} in {root}: its sources are new or have changed.")
         started = time.monotonic()
         remove_old_builds(root)
-        work.mkdir(exist_ok=True)
-        log = work / "build.log"
-        log.unlink(missing_ok=True)
         options = {
             "CMAKE_CXX_COMPILER": compiler,
             "CMAKE_MAKE_PROGRAM": ninja,
@@ -150,15 +147,25 @@ def build(module: str = "_simt", sanitizer: str = "") -> Path:
             "SIMT_SANITIZER": sanitizer,
             "SIMT_CHECKS": str(KERNELS),
         }
-        configure = [cmake, "-S", str(CSRC / "simt"), "-B", str(work), "-G", "Ninja"]
-        run(configure + [f"-D{key}={value}" for key, value in options.items()], log)
-        run([cmake, "--build", str(work), "--target", module], log)
+        compile_module(cmake, work, module, options)
+        while (now := built_path(root, module, name, settings)) != path:  # somebody changed them while we compiled
+            path = now
+            compile_module(cmake, work, module, options)
         path.parent.mkdir(exist_ok=True)
         unfinished = path.with_name(f"{name}.{os.getpid()}")
         shutil.copy(work / name, unfinished)
         os.replace(unfinished, path)
         say(f"Built in {time.monotonic() - started:.0f} s.")
     return path
+
+
+def compile_module(cmake: str, work: Path, module: str, options: dict[str, str]) -> None:
+    work.mkdir(exist_ok=True)
+    log = work / "build.log"
+    log.unlink(missing_ok=True)
+    configure = [cmake, "-S", str(CSRC / "simt"), "-B", str(work), "-G", "Ninja"]
+    run(configure + [f"-D{key}={value}" for key, value in options.items()], log)
+    run([cmake, "--build", str(work), "--target", module], log)
 
 
 def built_path(root: Path, module: str, name: str, settings: list[str]) -> Path:
