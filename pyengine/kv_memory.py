@@ -8,8 +8,6 @@ from pyengine.backends.base import Backend, StepLimits
 from pyengine.config import SchedulerConfig
 from pyengine.errors import InvalidRequest
 
-AUTO_FRACTION = 0.5
-AUTO_LIMIT_BYTES = 4 * 2**30
 _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?b|b?)\s*", re.IGNORECASE)
 
@@ -58,7 +56,8 @@ def plan_kv_blocks(
             value=settings.max_num_batched_tokens,
             limit=backend.free_memory(),
         )
-    wanted = min(_wanted_bytes(kv_cache_memory, free, most_blocks * block_bytes), most_blocks * block_bytes)
+    wanted = backend.auto_kv_bytes(free) if kv_cache_memory == "auto" else _wanted_bytes(kv_cache_memory, free)
+    wanted = min(wanted, most_blocks * block_bytes)
     if wanted > free:
         raise InvalidRequest(
             f"kv_cache_memory is {kv_cache_memory!r}, {wanted:,} bytes, but {max(free, 0):,} bytes are free after "
@@ -81,12 +80,11 @@ def plan_kv_blocks(
 
 def check_kv_cache_memory(kv_cache_memory: int | float | str) -> None:
     """Raise InvalidRequest for a value that means nothing, before a model is loaded for it."""
-    _wanted_bytes(kv_cache_memory, 0, 0)
+    if kv_cache_memory != "auto":
+        _wanted_bytes(kv_cache_memory, 0)
 
 
-def _wanted_bytes(kv_cache_memory: int | float | str, free: int, most: int) -> int:
-    if kv_cache_memory == "auto":
-        return min(most, int(AUTO_FRACTION * max(free, 0)), AUTO_LIMIT_BYTES)
+def _wanted_bytes(kv_cache_memory: int | float | str, free: int) -> int:
     if isinstance(kv_cache_memory, str):
         return parse_bytes(kv_cache_memory)
     if isinstance(kv_cache_memory, float) and 0.0 < kv_cache_memory < 1.0:

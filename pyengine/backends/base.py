@@ -1,4 +1,4 @@
-"""Backend: the small interface that the engine drives a device through. Implementations: cpu.py (cuda.py follows)."""
+"""Backend: the small interface that the engine drives a device through. Implementations: cpu.py and cuda.py."""
 
 from __future__ import annotations
 
@@ -44,6 +44,19 @@ class StepTrace:
 
 Progress = Callable[[float], None]  # called with the fraction done, 0 to 1
 
+# So many launches may be waiting for their results at a time: one that runs, and the next behind it.
+MAX_PENDING = 2
+
+
+class Pending(Protocol):
+    """A step that was launched."""
+
+    def wait(self) -> IntArray:
+        """Wait until the step is done; its result (see StepInputs.read), on the host and the caller's own.
+
+        Raises what went wrong on the device. Waiting twice gives the same array.
+        """
+
 
 class Backend(Protocol):
     """Weights, KV pool and the native step of one device. Made with the weights loaded; `start` allocates the rest."""
@@ -62,16 +75,34 @@ class Backend(Protocol):
     def free_memory(self) -> int:
         """Bytes that are free for KV pool and workspaces."""
 
+    def auto_kv_bytes(self, free: int) -> int:
+        """Bytes of the KV pool where the user leaves it to us; `free` is what weights and workspaces leave."""
+
     def workspace_bytes(self, limits: StepLimits) -> int:
-        """Bytes that a step needs besides weights and KV pool."""
+        """Bytes that `start` allocates besides the KV pool of `limits.num_blocks` blocks."""
 
     def start(self, limits: StepLimits) -> None:
         """Allocate the KV pool and all workspaces; from here on nothing is allocated on the device."""
 
+    def launch(self, staging: IntArray, num_result_words: int, *, uses_previous: bool) -> Pending:
+        """Begin one pass over what `staging` describes; `staging` may be written anew when this returns.
+
+        Passes are run in the order of their launches, one after the other, and at most MAX_PENDING may not have been
+        waited for. So the next step can be launched before the ids of the last one are on the host: with
+        `uses_previous`, the token id -1 - r stands for what row r of the launch (or step) before this one drew.
+
+        Args:
+            num_result_words: 32-bit words of the result, as StepInputs.write laid it out.
+
+        Raises ValueError for a step that does not fit what was started; then nothing was done, and what `uses_previous`
+        refers to is what it was. Raises RuntimeError when too many are pending.
+        """
+
     def step(self, staging: IntArray, result: IntArray, trace: StepTrace | None = None) -> None:
         """Run one pass over what `staging` describes (see StepInputs) and write `result`, and `trace` if one is given.
 
-        Raises ValueError for a step or a trace that does not fit what was started.
+        As `launch` without `uses_previous`, and the wait for it. Raises ValueError for a step, a result or a trace that
+        does not fit what was started.
         """
 
     def close(self) -> None:

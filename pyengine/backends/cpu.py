@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy.typing as npt
 from pyengine.backends.base import Progress, StepLimits, StepTrace
 from pyengine.backends.memory import aligned_empty, available_memory
 from pyengine.backends.native import native_context
-from pyengine.backends.number_formats import convert, to_float32
-from pyengine.backends.step_inputs import IntArray
+from pyengine.backends.step_inputs import IntArray, num_rows_of
+from pyengine.backends.weights import MAX_VOCAB_SIZE, WeightArena, decoder_config, load_vectors
 from pyengine.checkpoint import Checkpoint
 from pyengine.errors import EngineClosed, ModelError
 from pyengine.models.rope import rope_tables
@@ -24,16 +25,22 @@ LOGITS_BYTES = 32 * 2**20
 # The MLP is computed for so many tokens at once that its intermediate stays in the cache.
 MLP_ROWS = 256
 
-# Weights are packed (and converted, where another dtype is wanted) in slices of about so many float32 bytes.
-SLICE_BYTES = 16 * 2**20
+# The KV pool where the user leaves it to us: a part of what is free, and never more than the limit, because other
+# programs live in the same memory.
+AUTO_KV_FRACTION = 0.5
+AUTO_KV_LIMIT_BYTES = 4 * 2**30
 
-# Largest vocabulary whose probabilities still add up exactly in 64 bits (csrc/sampling_math.h).
-MAX_VOCAB_SIZE = 2**19
 MAX_HEAD_DIM = 256
 
-# Each packed weight is made of parts that lie one after another along its rows.
-LAYER_LINEARS = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
-LAYER_VECTORS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Done:
+    """A launch on the CPU: it has run."""
+
+    result: IntArray
+
+    def wait(self) -> IntArray:
+        return self.result
 
 
 class CpuBackend:
@@ -57,9 +64,14 @@ class CpuBackend:
         self._native: Any = import_module("pyengine._cpu")
         self._spec = spec
         self._context: Any = native_context(num_threads, isa)
-        self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._decoder: Any = None
-        self._load(checkpoint, progress)
+        self._previous: IntArray = np.empty(0, np.int32)  # ids that the last step drew
+        weights = WeightArena(self._native, spec)
+        self._arena = aligned_empty(weights.num_bytes)
+        self._arrays: dict[str, npt.NDArray[Any]] = {
+            **weights.load(self._arena, self._context, checkpoint, host_rows=np.ascontiguousarray, progress=progress),
+            **load_vectors(spec, checkpoint),
+        }
 
     @property
     def description(self) -> str:
@@ -76,6 +88,9 @@ class CpuBackend:
     def free_memory(self) -> int:
         return available_memory()
 
+    def auto_kv_bytes(self, free: int) -> int:
+        return min(int(AUTO_KV_FRACTION * free), AUTO_KV_LIMIT_BYTES)
+
     def workspace_bytes(self, limits: StepLimits) -> int:
         config = self._config(limits)
         workspace = int(self._native.workspace_bytes(self._context, config))
@@ -90,13 +105,24 @@ class CpuBackend:
         self._native.bind_scratch(self._context, aligned_empty(self._native.scratch_bytes(self._context, config)))
         self._decoder = self._native.Decoder(self._context, config, self._arrays, kv, limits.num_blocks, workspace)
 
+    def launch(self, staging: IntArray, num_result_words: int, *, uses_previous: bool) -> _Done:
+        result = np.empty(num_result_words, np.int32)
+        self._started().step(staging, result, previous=self._previous if uses_previous else None)
+        self._previous = result[: num_rows_of(staging)]
+        return _Done(result)
+
     def step(self, staging: IntArray, result: IntArray, trace: StepTrace | None = None) -> None:
+        decoder = self._started()
+        if trace is None:
+            decoder.step(staging, result)
+        else:
+            decoder.step(staging, result, logits=trace.logits, residuals=trace.residuals)
+        self._previous = result[: num_rows_of(staging)].copy()  # the buffer is the caller's
+
+    def _started(self) -> Any:
         if self._decoder is None:
             raise EngineClosed("The CPU backend is closed or was not started.")
-        if trace is None:
-            self._decoder.step(staging, result)
-        else:
-            self._decoder.step(staging, result, logits=trace.logits, residuals=trace.residuals)
+        return self._decoder
 
     def close(self) -> None:
         self._decoder = None
@@ -105,101 +131,7 @@ class CpuBackend:
         self._context = None
 
     def _config(self, limits: StepLimits) -> dict[str, Any]:
-        spec = self._spec
-        logits_rows = max(16, LOGITS_BYTES // (4 * spec.vocab_size))
-        return {
-            "vocab_size": spec.vocab_size,
-            "hidden_size": spec.hidden_size,
-            "intermediate_size": spec.intermediate_size,
-            "dtype": spec.dtype,
-            "norm_eps": spec.norm_eps,
-            "activation": spec.activation,
-            "num_heads": spec.num_heads,
-            "num_kv_heads": spec.num_kv_heads,
-            "head_dim": spec.head_dim,
-            "rotary_dim": spec.rope.rotary_dim,
-            "attention_scale": spec.attention_scale,
-            "sliding_windows": list(spec.sliding_windows),
-            "block_size": limits.block_size,
-            "rope_positions": limits.max_context,
-            "max_tokens": limits.max_tokens,
-            "max_seqs": limits.max_seqs,
-            "max_rows": limits.max_tokens,
-            "max_context_len": limits.max_context,
-            "mlp_rows": min(MLP_ROWS, limits.max_tokens),
-            "logits_rows": min(logits_rows, limits.max_tokens),
-        }
-
-    def _load(self, checkpoint: Checkpoint, progress: Progress | None) -> None:
-        plan = self._linears()
-        sizes = {name: self._native.packed_weight_bytes(self._spec.dtype, n, k) for name, (_, n, k) in plan.items()}
-        padded = {name: -(-size // 128) * 128 for name, size in sizes.items()}
-        # One arena: large enough for huge pages, and one number to report.
-        self._arena = aligned_empty(sum(padded.values()))
-        offset = 0
-        for done, (name, (roles, n, k)) in enumerate(plan.items()):
-            packed = self._arena[offset : offset + sizes[name]]
-            self._pack(checkpoint, roles, n, k, packed)
-            self._arrays[name] = packed
-            offset += padded[name]
-            if progress is not None:
-                progress((done + 1) / len(plan))
-        if self._spec.tied_head:
-            self._arrays["head"] = self._arrays["embedding"]
-        self._load_vectors(checkpoint)
-
-    def _linears(self) -> dict[str, tuple[tuple[str, ...], int, int]]:
-        """Name of each packed weight -> (roles of its parts, n, k)."""
-        spec = self._spec
-        q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        shapes = {
-            "qkv": (q + 2 * kv, spec.hidden_size),
-            "o": (spec.hidden_size, q),
-            "gate_up": (2 * spec.intermediate_size, spec.hidden_size),
-            "down": (spec.hidden_size, spec.intermediate_size),
-        }
-        vocabulary = (spec.vocab_size, spec.hidden_size)
-        plan: dict[str, tuple[tuple[str, ...], int, int]] = {"embedding": (("embedding",), *vocabulary)}
-        if not spec.tied_head:
-            plan["head"] = (("head",), *vocabulary)
-        for layer in range(spec.num_layers):
-            for name, parts in LAYER_LINEARS.items():
-                plan[f"layers.{layer}.{name}"] = (tuple(f"layers.{layer}.{part}" for part in parts), *shapes[name])
-        return plan
-
-    def _pack(
-        self, checkpoint: Checkpoint, roles: tuple[str, ...], n: int, k: int, packed: npt.NDArray[np.uint8]
-    ) -> None:
-        """Pack the parts, some rows at a time: what a slice needs in memory is given back before the next."""
-        first_row = 0
-        slice_rows = max(32, SLICE_BYTES // (4 * k) // 32 * 32)
-        for role in roles:
-            tensor = checkpoint.tensor(role)
-            for begin in range(0, tensor.shape[0], slice_rows):
-                part = convert(tensor.array[begin : begin + slice_rows], tensor.dtype, self._spec.dtype)
-                rows = np.ascontiguousarray(part)
-                self._native.pack_weight(self._context, rows, self._spec.dtype, first_row + begin, n, k, packed)
-                tensor.release()
-            first_row += tensor.shape[0]
-
-    def _load_vectors(self, checkpoint: Checkpoint) -> None:
-        spec = self._spec
-        self._arrays["final_norm"] = self._vector(checkpoint, "final_norm")
-        for layer in range(spec.num_layers):
-            prefix = f"layers.{layer}."
-            for role in LAYER_VECTORS:
-                if spec.qk_norm or role not in ("q_norm", "k_norm"):
-                    self._arrays[prefix + role] = self._vector(checkpoint, prefix + role)
-            has_bias = {"qkv": spec.qkv_bias, "o": spec.o_bias, "gate_up": spec.mlp_bias, "down": spec.mlp_bias}
-            for name, parts in LAYER_LINEARS.items():
-                if has_bias[name]:
-                    biases = [self._vector(checkpoint, f"{prefix}{part}_bias") for part in parts]
-                    self._arrays[f"{prefix}{name}_bias"] = np.concatenate(biases)
-
-    @staticmethod
-    def _vector(checkpoint: Checkpoint, role: str) -> npt.NDArray[np.float32]:
-        tensor = checkpoint.tensor(role)
-        return np.ascontiguousarray(to_float32(tensor.array, tensor.dtype))
+        return decoder_config(self._spec, limits, mlp_rows=MLP_ROWS, logits_bytes=LOGITS_BYTES)
 
 
 def _check_spec(spec: DecoderSpec) -> None:

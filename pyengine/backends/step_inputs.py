@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,9 @@ HEADER_WORDS = len(COUNTS) + len(SECTIONS)
 
 IntArray = npt.NDArray[np.int32]
 
+_NUM_ROWS = COUNTS.index("num_rows")
+_NOTHING: tuple[list[int], list[Any]] = ([], [])
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceChunk:
@@ -78,7 +82,8 @@ class LogitsRow:
         token_index: index, in the step's tokens, of the token whose logits these are.
         sampling: settings and state of the sequence.
         position: of the token that is drawn or looked up.
-        target: a token id whose log-probability is wanted (nothing is drawn), or -1 to draw.
+        target: a token id whose log-probability is wanted, or -1 to draw. Nothing is drawn then, so that penalties and
+            biases have no part in it and are not listed.
         num_logprobs: how many most likely tokens to report; -1 for no log-probabilities at all.
     """
 
@@ -97,6 +102,11 @@ class StepResult:
     logprobs: npt.NDArray[np.float32]
     top_ids: IntArray
     top_logprobs: npt.NDArray[np.float32]
+
+
+def num_rows_of(staging: IntArray) -> int:
+    """Rows of logits of a step that the native side has accepted."""
+    return int(staging[_NUM_ROWS])
 
 
 class StepInputs:
@@ -207,7 +217,8 @@ def _sampling_sections(rows: Sequence[LogitsRow]) -> dict[str, list[int]]:
     settings = [r.sampling.words for r in rows]
     columns = [list(column) for column in zip(*settings, strict=True)] or [[] for _ in range(9)]
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    biases = [r.sampling.bias for r in rows]
+    biases = [r.sampling.bias if r.target < 0 else _NOTHING for r in rows]
+    penalties = [(r.sampling.penalty_ids, r.sampling.penalty_counts) if r.target < 0 else _NOTHING for r in rows]
     bias_values = [value for _, values in biases for value in values]
     return {
         **dict(zip(names, columns[:7], strict=True)),
@@ -215,9 +226,9 @@ def _sampling_sections(rows: Sequence[LogitsRow]) -> dict[str, list[int]]:
         "position": [r.position for r in rows],
         "target": [r.target for r in rows],
         "num_logprobs": [r.num_logprobs for r in rows],
-        "penalty_start": list(accumulate((len(r.sampling.penalty_ids) for r in rows), initial=0)),
-        "penalty_ids": list(chain.from_iterable(r.sampling.penalty_ids for r in rows)),
-        "penalty_counts": list(chain.from_iterable(r.sampling.penalty_counts for r in rows)),
+        "penalty_start": list(accumulate((len(ids) for ids, _ in penalties), initial=0)),
+        "penalty_ids": list(chain.from_iterable(ids for ids, _ in penalties)),
+        "penalty_counts": list(chain.from_iterable(counts for _, counts in penalties)),
         "bias_start": list(accumulate((len(ids) for ids, _ in biases), initial=0)),
         "bias_ids": list(chain.from_iterable(ids for ids, _ in biases)),
         "bias_values": np.array(bias_values, np.float32).view(np.int32).tolist() if bias_values else [],

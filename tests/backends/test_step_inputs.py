@@ -71,9 +71,10 @@ def test_the_settings_of_each_row_stand_in_the_buffer_as_its_layout_says() -> No
     assert section(staging, "target", 3).tolist() == [-1, 61, -1]
     assert section(staging, "num_logprobs", 3).tolist() == [2, 0, -1]
     assert section(staging, "position", 3).tolist() == [34, 1, 2]
-    # A penalty is in force on every row, so each lists its tokens; the biases include the end id forbidden so far.
-    assert section(staging, "penalty_start", 4).tolist() == [0, 2, 3, 4]
-    assert section(staging, "penalty_ids", 4).tolist() == [7, 8, 60, 60]
+    # A penalty is in force on every row, so each that draws lists its tokens; the biases include the end id forbidden
+    # so far.
+    assert section(staging, "penalty_start", 4).tolist() == [0, 2, 2, 3]
+    assert section(staging, "penalty_ids", 3).tolist() == [7, 8, 60]
     assert section(staging, "bias_start", 4).tolist() == [0, 3, 3, 3]
     assert section(staging, "bias_ids", 3).tolist() == [3, 5, 1]
     assert section(staging, "bias_values", 3).view(np.float32).tolist() == [-1.5, 2.0, float("-inf")]

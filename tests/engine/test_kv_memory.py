@@ -10,7 +10,7 @@ import pytest
 from pyengine import InvalidRequest
 from pyengine.backends.base import StepLimits
 from pyengine.config import SchedulerConfig
-from pyengine.kv_memory import AUTO_LIMIT_BYTES, parse_bytes, plan_kv_blocks
+from pyengine.kv_memory import parse_bytes, plan_kv_blocks
 
 MIB = 2**20
 SETTINGS = SchedulerConfig(num_blocks=1, max_context=2, max_num_seqs=4, max_num_batched_tokens=64)
@@ -18,7 +18,7 @@ SETTINGS = SchedulerConfig(num_blocks=1, max_context=2, max_num_seqs=4, max_num_
 
 @dataclasses.dataclass
 class Machine:
-    """A backend with a megabyte a block, 100 MiB of workspaces and so much free memory."""
+    """A backend with a megabyte a block, 100 MiB of workspaces and so much free memory, of which "auto" takes 3/4."""
 
     free: int
 
@@ -27,6 +27,9 @@ class Machine:
 
     def free_memory(self) -> int:
         return self.free
+
+    def auto_kv_bytes(self, free: int) -> int:
+        return 3 * free // 4
 
     def workspace_bytes(self, limits: StepLimits) -> int:
         return 100 * MIB
@@ -44,9 +47,8 @@ def test_bytes_strings_and_fractions_say_how_many_blocks_there_are() -> None:
     assert blocks(0.5) == 450  # of what the workspaces leave
 
 
-def test_auto_takes_half_of_what_is_free_and_never_more_than_its_limit() -> None:
-    assert blocks("auto") == 450
-    assert blocks("auto", free=100_000 * MIB) == AUTO_LIMIT_BYTES // MIB
+def test_auto_is_what_the_backend_makes_of_what_the_workspaces_leave() -> None:
+    assert blocks("auto") == 675
 
 
 def test_no_pool_is_larger_than_all_seats_can_use() -> None:
