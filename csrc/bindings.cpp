@@ -283,10 +283,10 @@ private:
 
 class PyDecoder {
 public:
-    PyDecoder(PyContext& context, const py::dict& config, py::dict arrays, py::object kv_blocks, int32_t num_blocks,
-              py::object workspace)
+    PyDecoder(PyContext& context, const py::dict& config, const py::dict& arrays, py::object kv_blocks,
+              int32_t num_blocks, py::object workspace)
         : native_(*context.context),
-          arrays_(std::move(arrays)),
+          arrays_(arrays.attr("copy")()),  // what becomes of the caller's own does not matter
           kv_blocks_(std::move(kv_blocks)),
           workspace_(std::move(workspace)),
           config_(read_config(config)),
@@ -432,9 +432,9 @@ PYBIND11_MODULE(PYENGINE_MODULE, module) {
     module.attr("build") = kBuildFacts;  // JSON: compiler, toolkit, architectures
     bind_ops(module);                    // also defines Context
     py::class_<PyDecoder>(module, "Decoder", py::module_local())
-        .def(py::init<PyContext&, const py::dict&, py::dict, py::object, int32_t, py::object>(), py::arg("context"),
-             py::arg("config"), py::arg("arrays"), py::arg("kv_blocks"), py::arg("num_blocks"), py::arg("workspace"),
-             py::keep_alive<1, 2>(),  // the context
+        .def(py::init<pyengine::PyContext&, const py::dict&, const py::dict&, py::object, int32_t, py::object>(),
+             py::arg("context"), py::arg("config"), py::arg("arrays"), py::arg("kv_blocks"), py::arg("num_blocks"),
+             py::arg("workspace"), py::keep_alive<1, 2>(),  // the context
              "config: the counts and sizes of DecoderConfig (csrc/decoder.h). arrays: packed weights, float32 vectors "
              "and tables by name. kv_blocks: layers x num_blocks blocks of kv_block_bytes(). All are kept alive; "
              "scratch must be bound.")
