@@ -1,7 +1,7 @@
 // matmul.cpp: the library of matmul.h where kernels run on the host: a plain loop, k in order, sums in fp32.
 //
-// With SIMT_ROWS_MATTER=1 in the environment when it is opened it sums backwards where there are fewer than 8 rows, as
-// a library does that chooses its algorithm by the number of rows.
+// With SIMT_ROWS_MATTER=1 in the environment when it is opened it sums the halves of k apart and rounds each to y's
+// type where there are fewer than 8 rows, as a library may that chooses its algorithm by the number of rows.
 #include "../cuda/matmul.h"
 
 #include <cstdlib>
@@ -39,7 +39,7 @@ std::vector<float> widened(const T* from, int64_t lines, int64_t stride, int64_t
 }
 
 template <class T, class Out>
-void multiply_typed(bool backwards, const Matrix& x, const Linear& linear, const Out* bias, const Matrix& y) {
+void multiply_typed(bool in_halves, const Matrix& x, const Linear& linear, const Out* bias, const Matrix& y) {
     const int64_t k = linear.k, stride = weight_stride(linear.dtype, k);
     const std::vector<float> rows = widened(static_cast<const T*>(x.data), x.rows, x.stride, k);
     for (int64_t n = 0; n < linear.n; n++) {
@@ -47,9 +47,11 @@ void multiply_typed(bool backwards, const Matrix& x, const Linear& linear, const
         for (int64_t r = 0; r < x.rows; r++) {
             const float* const row = rows.data() + r * k;
             float sum = 0;
-            for (int64_t i = 0; i < k; i++) {
-                const int64_t at = backwards ? k - 1 - i : i;
-                sum += row[at] * weight[at];
+            for (int64_t part = 0; part < (in_halves ? 2 : 1); part++) {
+                const int64_t middle = in_halves ? k / 2 : k;
+                float part_sum = 0;
+                for (int64_t i = part ? middle : 0; i < (part ? k : middle); i++) part_sum += row[i] * weight[i];
+                sum += in_halves ? to_float(from_float<Out>(part_sum)) : part_sum;
             }
             if (bias) sum += to_float(bias[n]);
             static_cast<Out*>(y.data)[r * y.stride + n] = from_float<Out>(sum);
@@ -61,14 +63,14 @@ void multiply_typed(bool backwards, const Matrix& x, const Linear& linear, const
 
 bool multiply(MatmulLibrary& library, const Matrix& x, const Linear& linear, const void* bias, const Matrix& y, void*,
               size_t, cudaStream_t stream) {
-    const bool backwards = library.rows_matter && x.rows < 8;
+    const bool in_halves = library.rows_matter && x.rows < 8;
     const auto work = [=] {
         visit(linear.dtype, [&](auto zero) {
             using T = decltype(zero);
             if (y.dtype == DType::f32)
-                multiply_typed<T>(backwards, x, linear, static_cast<const float*>(bias), y);
+                multiply_typed<T>(in_halves, x, linear, static_cast<const float*>(bias), y);
             else
-                multiply_typed<T>(backwards, x, linear, static_cast<const T*>(bias), y);
+                multiply_typed<T>(in_halves, x, linear, static_cast<const T*>(bias), y);
         });
     };
     check(simt::submit(stream, work), "the product");
