@@ -27,7 +27,8 @@ FailAt parse_place(const std::string& name) {
 }
 
 void bind_graphs(py::module_& m) {
-    py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph", "The work that was recorded while a stream was captured.")
+    py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph", py::module_local(),
+                                              "The work that was recorded while a stream was captured.")
         .def("__len__", [](const Graph& graph) { return graph.nodes.size(); })
         .def(
             "launch",
