@@ -35,6 +35,7 @@ BEGIN, END = "<!-- kernel report: begin -->", "<!-- kernel report: end -->"
 # What must be found in the machine code of a kernel, by its name; of the instantiations for fp32, only what no tensor
 # core does. A name that no kernel has is an error, so that a renamed kernel cannot slip out.
 REQUIRED: dict[str, tuple[str, ...]] = {
+    "attend_prompt": ("HMMA", "LDGSTS.128"),
     "multiply_on_tensor_cores": ("HMMA", "LDGSTS.128"),
 }
 TENSOR_CORE_ONLY = ("HMMA",)
@@ -284,7 +285,9 @@ def row(name: str, kernels: Sequence[Kernel]) -> str:
 
     def widths(*names: str) -> str:
         found = set[int]().union(*(kernel.widths(*names) for kernel in kernels))
-        return ", ".join(str(width) for width in sorted(found, reverse=True)) or "none"
+        # A generic access is one of which the compiler could not see that it goes to global memory.
+        generic = any(kernel.widths(names[1]) for kernel in kernels)
+        return (", ".join(str(width) for width in sorted(found, reverse=True)) or "none") + " (generic)" * generic
 
     def users(instruction: str) -> str:
         count = sum(kernel.uses(instruction) for kernel in kernels)
@@ -299,8 +302,8 @@ def row(name: str, kernels: Sequence[Kernel]) -> str:
         span(kernel.registers for kernel in kernels),
         span((kernel.static_shared + kernel.dynamic_shared) / 1024 for kernel in kernels),
         span((100 * value for value in occupancies), "{:.0f} %") if occupancies else "",
-        widths("LDG"),
-        widths("STG"),
+        widths("LDG", "LD"),
+        widths("STG", "ST"),
         users("LDGSTS"),
         users("HMMA"),
         span(kernel.spill_stores + kernel.spill_loads for kernel in kernels),

@@ -207,6 +207,12 @@ def test_a_row_spans_the_variants_of_a_kernel(report: ModuleType, good: dict[str
     assert "| `attend<f32, 64>` | 1 |" in details
 
 
+def test_accesses_that_may_go_anywhere_are_counted_and_marked(report: ModuleType, good: dict[str, Any]) -> None:
+    kernel = report.Kernel(**{**good, "opcodes": Counter({"LDG.E.128": 1, "LDS.64": 1, "ST.E.64": 1, "STL": 1})})
+    cells = [cell.strip() for cell in report.row("attend", [kernel]).split("|")]
+    assert cells[7:9] == ["128", "64 (generic)"]
+
+
 def test_the_tables_go_between_the_markers_and_nowhere_else(report: ModuleType) -> None:
     document = f"Before\n{report.BEGIN}\nold\n{report.END}\nAfter\n"
     assert report.replace_between_markers(document, "new\n") == f"Before\n{report.BEGIN}\nnew\n{report.END}\nAfter\n"
