@@ -232,6 +232,18 @@ def test_preparing_stays_inside_scratch_and_finds_nothing_without_room(device: D
         scratch.check()
 
 
+def test_a_bias_that_scratch_has_no_room_for_is_added_by_our_own_kernel(device: Device) -> None:
+    rng = np.random.default_rng(10)
+    layer = random_layer(rng, "bf16", 700, 16)
+    context = device.context()
+    scratch = Guarded(device, (1024,), "u8")
+    context.bind_scratch(scratch.array)
+    x = random_input(rng, 2, layer)
+    y = Product.make(device, context, layer, "bf16")(x)
+    scratch.check()
+    assert np.array_equal(y, Product.make(device, context_for(device, "own"), layer, "bf16")(x))
+
+
 def test_wrong_types_and_shapes_are_refused_by_name(device: Device) -> None:
     context = context_for(device, "own")
     layer = random_layer(np.random.default_rng(11), "bf16", 6, 8)
