@@ -1,7 +1,8 @@
 """Engine: the public face. It turns prompts into requests, runs step after step, and returns text as it is made.
 
-The loop is `schedule -> run -> commit`: Scheduler.schedule() plans a pass, the backend runs it, Scheduler.commit()
-takes the tokens. Which requests share a pass is decided in pyengine.scheduler alone.
+The loop is `schedule -> launch -> commit`: Scheduler.schedule() plans a pass, the backend runs it, Scheduler.commit()
+takes the tokens. On a device of its own the next pass is planned and launched before the tokens of the last one are
+here (`overlap`). Which requests share a pass is decided in pyengine.scheduler alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, Literal
 
-from pyengine.backends.base import Progress, StepLimits
+from pyengine.backends.base import Pending, Progress, StepLimits
 from pyengine.backends.step_inputs import LogitsRow, SequenceChunk, StepInputs, StepResult
 from pyengine.completion import CompletionState, EndRules
 from pyengine.config import SchedulerConfig
@@ -28,7 +29,7 @@ from pyengine.interrupts import UninterruptedLock
 from pyengine.kv_memory import check_kv_cache_memory, plan_kv_blocks
 from pyengine.loading import LoadedModel, load_model
 from pyengine.outputs import RequestMetrics, RequestOutput, StreamEvent, TokenLogprobs, refused_output
-from pyengine.request import Request
+from pyengine.request import PENDING, Request
 from pyengine.request_options import RequestOptions, check_name
 from pyengine.sampling_params import SamplingParams
 from pyengine.sampling_row import SamplingRow, child_seed
@@ -81,6 +82,22 @@ class _Submitted:
         return all(sequence.has_ended for sequence in self.sequences)
 
 
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A pass that the device was given: its plan, its rows of logits, for each of them the place of its request in the
+    plan, and the result to come."""
+
+    plan: StepPlan
+    rows: list[LogitsRow]
+    owners: list[int]
+    pending: Pending
+
+    def row_of(self) -> dict[Request, int]:
+        """The row whose token each request that samples gets."""
+        requests = self.plan.requests
+        return {requests[i]: r for r, i in enumerate(self.owners) if self.rows[r].target < 0}
+
+
 _Delta = tuple[_Sequence, str, tuple[int, ...], tuple[TokenLogprobs, ...] | None]
 
 
@@ -114,6 +131,8 @@ class Engine:
         batching, order, packing, capacity, capacity_quantile, watermark, victim, prefix_caching, itl_limit_ms,
         ttft_limit_ms, max_queue, max_batch_wait_ms, aging_barrier_s, bypass_budget, window, priority_promotion_s: how
             requests are chosen for a pass, as SchedulerConfig has them.
+        overlap: plan and launch a pass before the tokens of the last one are here, so that the device never waits for
+            Python. A request that ends with a token that was not known yet computes one token in vain. None: on a GPU.
         num_threads: threads of the CPU backend. None: every processor this process may use.
         progress: called with the fraction of the weights that is loaded, 0 to 1.
 
@@ -150,6 +169,7 @@ class Engine:
         bypass_budget: float = 4,
         window: int = 64,
         priority_promotion_s: float = 30,
+        overlap: bool | None = None,
         num_threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -163,6 +183,7 @@ class Engine:
         self._dropped: deque[_Submitted] = deque()
         self._next_id = 0
         _check_num_threads(num_threads)
+        _check_overlap(overlap)
         check_kv_cache_memory(kv_cache_memory)
         settings = SchedulerConfig(
             num_blocks=1,
@@ -203,6 +224,8 @@ class Engine:
         if itl_limit_ms is not None and step_time is not None:
             check_itl_limit(itl_limit_ms, step_time)
         self._scheduler = Scheduler(settings, step_time=step_time, model_id=self._model.name)
+        self._overlaps: bool = self._model.backend.is_asynchronous if overlap is None else overlap
+        self._flight: _Flight | None = None  # with overlap: the pass whose tokens were not taken yet
         _open_engines.add(self)
 
     # What it is ------------------------------------------------------------------------------------------------------
@@ -455,6 +478,7 @@ class Engine:
             for submitted in list(self._live.values()):
                 self._end(submitted, "abort", None)
             self._closed = True
+            self._flight = None
             self._model.backend.close()
 
     def __enter__(self) -> Engine:
@@ -632,7 +656,7 @@ class Engine:
         sleep_s = 0.0
         with self._lock:
             self._abort_dropped()
-            if not self._live:
+            if not self._live and self._flight is None:
                 return
             try:
                 sleep_s = self._step()
@@ -643,17 +667,41 @@ class Engine:
 
     def _step(self) -> float:
         """Returns how long there is nothing to do, in seconds."""
+        last = self._flight
+        if last is not None and self._needs_tokens(last):
+            self._land(last)
+            last = None
+        if last is not None:
+            self._scheduler.expect(last.plan)
         plan = self._scheduler.schedule()
         for request, error in plan.refused:
             self._end(request.payload.owner, "error", error)
-        if plan.is_empty:
-            return self._idle_s() if self._live else 0.0
-        try:
-            taken = self._run(plan)
-        except _PlanRefused as refusal:
+        flight, refusal = None, None
+        if not plan.is_empty:
+            try:
+                flight = self._launch(plan, last)
+            except _PlanRefused as error:
+                refusal = error
+        if last is not None:
+            self._land(last)
+        if refusal is not None:
             self._give_up(plan, refusal)
-            return 0.0
-        self._scheduler.commit(plan, taken.token_ids, taken.finish_reasons)
+        self._flight = flight
+        if flight is not None and not self._overlaps:
+            self._land(flight)
+        return self._idle_s() if plan.is_empty and last is None and self._live else 0.0
+
+    @staticmethod
+    def _needs_tokens(flight: _Flight) -> bool:
+        """Whether the next draw of one of its rows depends on the token that is not here yet."""
+        return any(row.target < 0 and row.sampling.depends_on_output for row in flight.rows)
+
+    def _land(self, flight: _Flight) -> None:
+        """Wait for the tokens of a pass and give them out."""
+        self._flight = None
+        result = StepInputs.read(flight.pending.wait(), len(flight.rows))
+        taken = self._take_results(flight.plan, flight.rows, flight.owners, result)
+        self._scheduler.commit(flight.plan, taken.token_ids, taken.finish_reasons)
         for event in taken.deltas:
             self._emit(*event)
         for submitted, failure in taken.failures:
@@ -661,7 +709,6 @@ class Engine:
         for sequence, *_ in taken.deltas:
             if sequence.owner.is_finished:
                 self._live.pop(sequence.owner.request_id, None)
-        return 0.0
 
     def _idle_s(self) -> float:
         """How long to sleep before it makes sense to plan again. Raises RuntimeError if it never will."""
@@ -672,18 +719,22 @@ class Engine:
             return IDLE_SLEEP_S
         return min(IDLE_SLEEP_S, max(0.0, (wake_ns - time.monotonic_ns()) / 1e9))
 
-    def _run(self, plan: StepPlan) -> _TakenResults:
-        rows, row_owners = self._logits_rows(plan)
-        chunks = [
-            SequenceChunk(request.token_ids[start : start + count], start, request.block_table)
-            for request, start, count in zip(plan.requests, plan.num_computed, plan.num_new_tokens, strict=True)
-        ]
+    def _launch(self, plan: StepPlan, last: _Flight | None) -> _Flight:
+        """Give `plan` to the device, behind `last`, whose tokens it may name by their rows: -1 - row."""
+        rows, owners = self._logits_rows(plan)
+        row_of = {} if last is None else last.row_of()
+        chunks = []
+        for request, start, count in zip(plan.requests, plan.num_computed, plan.num_new_tokens, strict=True):
+            token_ids = request.token_ids[start : start + count]
+            if token_ids[-1] == PENDING:
+                token_ids[-1] = -1 - row_of[request]
+            chunks.append(SequenceChunk(token_ids, start, request.block_table))
         staging, result = self._inputs.write(chunks, rows, plan.copies)
         try:
-            self._model.backend.step(staging, result)
+            pending = self._model.backend.launch(staging, result.size, uses_previous=last is not None)
         except ValueError as error:  # the binding checks a plan before it touches anything
             raise _PlanRefused(str(error)) from error
-        return self._take_results(plan, rows, row_owners, StepInputs.read(result, len(rows)))
+        return _Flight(plan, rows, owners, pending)
 
     def _give_up(self, plan: StepPlan, error: Exception) -> None:
         """End the requests of a pass that was refused before it ran; the others and the engine go on."""
@@ -802,6 +853,7 @@ class Engine:
     def _fail(self, error: BaseException) -> None:
         """A pass failed as a whole: every request gets that error, and new ones are refused."""
         self._failure = error
+        self._flight = None
         for submitted in list(self._live.values()):
             failure = EngineFailed(f"The pass that request {submitted.request_id!r} was part of failed: {error}")
             failure.__cause__ = error
@@ -924,6 +976,11 @@ def _as_changes(what_if: Any) -> list[Change]:
 
 def _ns_of(milliseconds: float | None) -> int | None:
     return None if milliseconds is None else int(milliseconds * 1e6)
+
+
+def _check_overlap(overlap: Any) -> None:
+    if overlap is not None and not isinstance(overlap, bool):
+        raise InvalidRequest(f"overlap is {overlap!r}; it must be True, False or None.", field="overlap", value=overlap)
 
 
 def _check_num_threads(num_threads: int | None) -> None:

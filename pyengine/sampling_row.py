@@ -80,6 +80,11 @@ class SamplingRow:
         """(token ids, values) added to the logits of the next draw; -inf forbids."""
         return self._min_bias if self._num_output < self._min_tokens else self._base_bias
 
+    @property
+    def depends_on_output(self) -> bool:
+        """Whether the next draw depends on which tokens, or how many, were drawn before."""
+        return self._penalized or self._num_output < self._min_tokens
+
     def append(self, token_id: int) -> None:
         """Count a token that was drawn."""
         self._num_output += 1

@@ -66,6 +66,10 @@ class Backend(Protocol):
         """The device in words, for example "cpu avx512bf16, 2 threads"."""
 
     @property
+    def is_asynchronous(self) -> bool:
+        """Whether the device runs a pass by itself after `launch` returned, so that it pays to launch the next one."""
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes that the weights take on the device."""
 

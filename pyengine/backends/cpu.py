@@ -78,6 +78,10 @@ class CpuBackend:
         return str(self._context.description)
 
     @property
+    def is_asynchronous(self) -> bool:
+        return False
+
+    @property
     def weight_bytes(self) -> int:
         return int(self._arena.nbytes)
 

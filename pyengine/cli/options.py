@@ -133,6 +133,14 @@ class EngineOptions:
     max_context: Annotated[
         int | None, _option(_ENGINE, "Most tokens of a sequence, prompt and output. Default: the model's own.")
     ] = None
+    overlap: Annotated[
+        bool | None,
+        _option(
+            _ENGINE,
+            "Launch a pass before the tokens of the last one are here. Default: on a GPU.",
+            "--overlap/--no-overlap",
+        ),
+    ] = None
     num_threads: Annotated[int | None, _option(_ENGINE, "Threads. Default: every processor we may use.")] = None
     batching: Annotated[
         str | None,

@@ -272,15 +272,15 @@ def test_stop_strings_are_refused_by_a_model_that_makes_no_text(tmp_path: Path) 
 def test_a_pass_that_the_native_step_refuses_ends_its_requests_and_not_the_engine(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = engine.model.backend.step
+    launch = engine.model.backend.launch
 
-    def refusing(*args: Any) -> None:
+    def refusing(*args: Any, **kwargs: Any) -> None:
         raise ValueError("argument 'token_ids' is bad")
 
-    monkeypatch.setattr(engine.model.backend, "step", refusing)
+    monkeypatch.setattr(engine.model.backend, "launch", refusing)
     (refused,) = engine.generate([[5, 6]], GREEDY)
     assert isinstance(refused.error, RequestFailed)
-    monkeypatch.setattr(engine.model.backend, "step", step)
+    monkeypatch.setattr(engine.model.backend, "launch", launch)
     assert engine.generate([[5, 6]], GREEDY)[0].error is None
     assert engine._scheduler.num_free_blocks == engine.limits.num_blocks
 

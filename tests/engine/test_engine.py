@@ -259,11 +259,11 @@ def test_a_fault_in_one_requests_text_ends_that_request_only(engine: Engine, mon
 def test_when_a_pass_fails_every_request_learns_it_and_new_ones_are_refused(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*args: Any) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("device lost")
 
     ids = {engine.submit([5, 6, 7], GREEDY), engine.submit([8], GREEDY)}
-    monkeypatch.setattr(engine.model.backend, "step", broken)
+    monkeypatch.setattr(engine.model.backend, "launch", broken)
     events = drain(engine)
     assert {event.request_id for event in events} == ids
     for event in events:
@@ -296,18 +296,18 @@ def test_an_interrupt_in_a_pass_is_raised_after_it_and_loses_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = engine.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
-    step = engine.model.backend.step
+    launch = engine.model.backend.launch
 
-    def interrupted(*args: Any) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        step(*args)
+        return launch(*args, **kwargs)
 
     submitted = engine.submit([5, 6, 7], GREEDY)
     events = engine.step()
-    monkeypatch.setattr(engine.model.backend, "step", interrupted)
+    monkeypatch.setattr(engine.model.backend, "launch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.generate([[8, 9]], GREEDY)
-    monkeypatch.setattr(engine.model.backend, "step", step)
+    monkeypatch.setattr(engine.model.backend, "launch", launch)
     events += drain(engine)
     assert tuple(token for event in events for token in event.token_ids) == expected
     assert {event.request_id for event in events} == {submitted}
