@@ -42,7 +42,7 @@ INSTALL = {
     "llama.cpp": "pip install llama-cpp-python",
     "openvino": "pip install openvino-genai",
 }
-NOT_RUN = {"vllm": "not run: its CPU build installs 3.4 GB and has no adaptor here"}
+NOT_RUN = {"vllm": "not run: its CPU build installs 3.4 GB"}
 BATCHES = (1, 4, 8, 16, 32)
 TEXT = (
     "The harbour lay still before the storm. On the quay a man mended nets and counted the boats that were not back: "

@@ -40,6 +40,7 @@ class Setup:
     threads: int
     max_seqs: int
     context: int
+    device: str = "cpu"
 
 
 class PyEngine:
@@ -51,7 +52,7 @@ class PyEngine:
         self._pyengine = pyengine
         self._engine = pyengine.Engine(
             setup.folder,
-            device="cpu",
+            device=setup.device,
             dtype="bfloat16",
             num_threads=setup.threads,
             max_num_seqs=setup.max_seqs,
@@ -109,7 +110,7 @@ class Transformers:
         transformers.logging.disable_progress_bar()
         name_of_dtype = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
         model = transformers.AutoModelForCausalLM.from_pretrained(setup.folder, **{name_of_dtype: torch.bfloat16})
-        model.eval()
+        model.to(setup.device).eval()
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = 0
         self._torch, self._model = torch, model
@@ -129,10 +130,12 @@ class Transformers:
         torch, times = self._torch, []
 
         def take_time(ids: Any, scores: Any, **unused: Any) -> Any:
+            if ids.is_cuda:
+                torch.cuda.synchronize()
             times.append(time.perf_counter())
-            return torch.zeros(ids.shape[0], dtype=torch.bool)
+            return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
 
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=self._model.device)
         with torch.inference_mode():
             made = self._model.generate(
                 ids,
@@ -297,11 +300,79 @@ class OpenVino:
                     made += output.generated_ids
 
 
+class _Whole:
+    """An engine that is asked for whole answers: a step's time is the difference of two lengths."""
+
+    def generate(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        raise NotImplementedError
+
+    def prefill(self, prompt: list[int]) -> tuple[float, list[int]]:
+        begin = time.perf_counter()
+        tokens = self.generate([prompt], 1)[0]
+        return time.perf_counter() - begin, tokens
+
+    def decode(self, prompts: list[list[int]], steps: int) -> tuple[float, list[int]]:
+        begin = time.perf_counter()
+        self.generate(prompts, 1)
+        first = time.perf_counter()
+        tokens = self.generate(prompts, steps + 1)
+        return (time.perf_counter() - first) - (first - begin), tokens[0]
+
+
+class Vllm(_Whole):
+    """vLLM on a GPU, offline."""
+
+    def load(self, setup: Setup) -> str:
+        import vllm
+
+        self._vllm = vllm
+        self._llm = vllm.LLM(
+            setup.folder,
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            max_num_seqs=setup.max_seqs,
+            max_model_len=setup.context,
+            gpu_memory_utilization=0.4,
+            enable_prefix_caching=False,
+        )
+        return str(vllm.__version__)
+
+    def generate(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        params = self._vllm.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+class SGLang(_Whole):
+    """SGLang on a GPU, offline."""
+
+    def load(self, setup: Setup) -> str:
+        import sglang
+
+        self._engine = sglang.Engine(
+            model_path=setup.folder,
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            max_running_requests=setup.max_seqs,
+            context_length=setup.context,
+            mem_fraction_static=0.4,
+            disable_radix_cache=True,
+        )
+        return str(sglang.__version__)
+
+    def generate(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
+        return [output["output_ids"] for output in self._engine.generate(input_ids=prompts, sampling_params=params)]
+
+
 ENGINES: dict[str, Any] = {
     "pyengine": PyEngine,
     "transformers": Transformers,
     "llama.cpp": LlamaCpp,
     "openvino": OpenVino,
+    "vllm": Vllm,
+    "sglang": SGLang,
 }
 
 
