@@ -25,6 +25,19 @@ DType parse_dtype(const std::string& name) {
     throw py::value_error("dtype is '" + name + "'; it must be float32, float16 or bfloat16.");
 }
 
+py::array rows_of_weight(py::handle object, int64_t first_row, int64_t n, int64_t k) {
+    if (!py::isinstance<py::array>(object)) refuse("rows", "must be a NumPy array.");
+    auto rows = py::reinterpret_borrow<py::array>(object);
+    if (rows.ndim() != 2 || rows.shape(1) != k)
+        refuse("rows", "must have 2 dimensions and " + std::to_string(k) + " columns.");
+    if (first_row < 0 || first_row + rows.shape(0) > n)
+        refuse("first_row", "is " + std::to_string(first_row) + "; " + std::to_string(rows.shape(0)) +
+                                " rows from there lie outside the " + std::to_string(n) + " of the weight.");
+    if (!(rows.flags() & py::array::c_style)) refuse("rows", "is not C-contiguous.");
+    if (reinterpret_cast<uintptr_t>(rows.data()) % rows.itemsize()) refuse("rows", "is not aligned to its items.");
+    return rows;
+}
+
 namespace {
 
 Activation parse_activation(const std::string& name) {
@@ -303,6 +316,10 @@ public:
         decoder_ = std::make_unique<Decoder>(native_, config_, weights, kv, num_blocks, work);
     }
 
+    void check(const py::array_t<int32_t>& staging, int64_t num_previous) const {
+        StepChecker(checked_words(staging), staging.size(), num_previous, config_, num_blocks_).check();
+    }
+
     void step(const py::array_t<int32_t>& staging, const py::object& result, const py::object& arrays,
               const py::object& previous, const std::optional<py::array_t<float>>& logits,
               const std::optional<py::array_t<float>>& residuals) {
@@ -402,20 +419,17 @@ void bind_scratch(PyContext& context, py::object scratch) {
     context.scratch = std::move(scratch);
 }
 
-// `rows` lies in the host's memory on every backend.
-void pack_weight(PyContext& context, const py::array& rows, const std::string& dtype, int64_t first_row, int64_t n,
+void pack_weight(PyContext& context, const py::object& rows, const std::string& dtype, int64_t first_row, int64_t n,
                  int64_t k, const py::object& packed) {
     const DType type = parse_dtype(dtype);
-    if (rows.ndim() != 2 || rows.shape(1) != k || first_row < 0 || first_row + rows.shape(0) > n)
-        refuse("rows", "does not fit into a weight of [" + std::to_string(n) + ", " + std::to_string(k) + "].");
-    if (static_cast<size_t>(rows.itemsize()) != size_of(type)) refuse("rows", "has items that are not " + dtype + ".");
-    if (!(rows.flags() & py::array::c_style)) refuse("rows", "is not C-contiguous.");
-    if (reinterpret_cast<uintptr_t>(rows.data()) % size_of(type)) refuse("rows", "is not aligned to its items.");
+    const py::array source = rows_of_weight(rows, first_row, n, k);
+    if (static_cast<size_t>(source.itemsize()) != size_of(type))
+        refuse("rows", "has items that are not " + dtype + ".");
     void* target = array_for(*context.context, packed, "packed").dense(ops::packed_weight_bytes(type, n, k), 64, true);
-    const void* source = rows.data();
-    const int64_t count = rows.shape(0);
+    const void* data = source.data();
+    const int64_t count = source.shape(0);
     py::gil_scoped_release unlocked;
-    ops::pack_weight(*context.context, source, type, first_row, count, n, k, target);
+    ops::pack_weight(*context.context, data, type, first_row, count, n, k, target);
 }
 
 size_t kv_block_bytes(const PyContext& context, const py::dict& config) {
@@ -438,6 +452,8 @@ PYBIND11_MODULE(PYENGINE_MODULE, module) {
              "config: the counts and sizes of DecoderConfig (csrc/decoder.h). arrays: packed weights, float32 vectors "
              "and tables by name. kv_blocks: layers x num_blocks blocks of kv_block_bytes(). All are kept alive; "
              "scratch must be bound.")
+        .def("check", &PyDecoder::check, py::arg("staging").noconvert(), py::kw_only(), py::arg("num_previous") = 0,
+             "Raises ValueError for what `step` would refuse in staging; num_previous is the length of `previous`.")
         .def("step", &PyDecoder::step, py::arg("staging").noconvert(), py::arg("result"), py::kw_only(),
              py::arg("arrays") = py::none(), py::arg("previous") = py::none(),
              py::arg("logits").noconvert() = py::none(), py::arg("residuals").noconvert() = py::none(),

@@ -1,6 +1,7 @@
 // What the binding files share: ownership of a backend's context on the Python side, and what each backend adds.
 #pragma once
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <memory>
@@ -36,6 +37,9 @@ DType dtype_of_name(const std::string& name);  // "f32", "f16", "bf16", the name
 
 // An argument as an array that the context's work may use from now on.
 Array array_for(ops::Context& context, pybind11::handle object, const std::string& name);
+
+// Rows of a weight [n, k] as pack_weight takes them: a dense NumPy array on every backend.
+pybind11::array rows_of_weight(pybind11::handle object, int64_t first_row, int64_t n, int64_t k);
 
 void bind_ops(pybind11::module_& module);  // submodule `ops`: every op on the backend's arrays, for tests
 

@@ -321,16 +321,14 @@ Linear linear_of(PyContext& self, const py::object& packed, const std::string& d
     return {weight, bias.is_none() ? nullptr : data_for<float>(self, bias, "bias", n), dtype, n, k};
 }
 
-// The rows lie in the host's memory on every backend.
-void py_pack_weight(PyContext& self, const py::array& rows, int64_t first_row, int64_t n, int64_t k,
+void py_pack_weight(PyContext& self, const py::object& rows, int64_t first_row, int64_t n, int64_t k,
                     const py::object& packed) {
-    const std::optional<DType> dtype = dtype_of_items(rows.dtype().kind(), rows.itemsize());
-    if (!dtype || rows.ndim() != 2 || !(rows.flags() & py::array::c_style)) refuse("rows", "must be a dense matrix.");
-    if (rows.shape(1) != k) refuse("rows", "must have k columns.");
-    if (first_row < 0 || first_row + rows.shape(0) > n) refuse("first_row", "begins a part outside the n rows.");
+    const py::array source = rows_of_weight(rows, first_row, n, k);
+    const std::optional<DType> dtype = dtype_of_items(source.dtype().kind(), source.itemsize());
+    if (!dtype) refuse("rows", "has a dtype that is not float32, float16, or uint16 for bf16.");
     uint8_t* const out = data_for<uint8_t>(self, packed, "packed", ops::packed_weight_bytes(*dtype, n, k), true);
-    const void* const data = rows.data();
-    const int64_t num_rows = rows.shape(0);
+    const void* const data = source.data();
+    const int64_t num_rows = source.shape(0);
     run(self, [&](ops::Context& context) { ops::pack_weight(context, data, *dtype, first_row, num_rows, n, k, out); });
 }
 

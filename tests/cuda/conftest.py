@@ -1,4 +1,4 @@
-"""`device`: the kernels of the CUDA backend, run by the host in two orders of threads, and by a GPU where there is one."""
+"""`device`: the kernels of the CUDA backend, run by the host in two orders of threads, and by a GPU if there is one."""
 
 from __future__ import annotations
 

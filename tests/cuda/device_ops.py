@@ -6,9 +6,11 @@ of array have `__cuda_array_interface__`, `.get()`, slices, `.view()` and `.resh
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -19,11 +21,15 @@ CANARY = 0xFF  # every byte that no kernel may write; as a number it is NaN, so 
 
 
 class HostArray:
-    """A NumPy array that passes for one on the device. Slices and views share its memory; `get()` is a copy."""
+    """A NumPy array that passes for one on the device. Slices and views share its memory; `get()` is a copy.
 
-    def __init__(self, array: NDArray[Any], stream: int | None = 1) -> None:
+    As CuPy's, it names the stream that is current when it is asked (Device.stream), at first the default one.
+    """
+
+    current_stream: ClassVar[int] = 1
+
+    def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
-        self.stream = stream
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -33,7 +39,7 @@ class HostArray:
             "typestr": self.array.dtype.str,
             "data": (self.array.ctypes.data, not self.array.flags.writeable),
             "strides": None if self.array.flags.c_contiguous else self.array.strides,
-            "stream": self.stream,
+            "stream": self.current_stream,
         }
 
     @property
@@ -56,13 +62,13 @@ class HostArray:
         return self.array.copy()
 
     def view(self, dtype: DTypeLike) -> HostArray:
-        return HostArray(self.array.view(dtype), self.stream)
+        return HostArray(self.array.view(dtype))
 
     def reshape(self, *shape: int) -> HostArray:
-        return HostArray(self.array.reshape(*shape), self.stream)
+        return HostArray(self.array.reshape(*shape))
 
     def __getitem__(self, index: Any) -> HostArray:
-        return HostArray(self.array[index], self.stream)
+        return HostArray(self.array[index])
 
     def __len__(self) -> int:
         return len(self.array)
@@ -87,10 +93,46 @@ class Device:
     def ops(self) -> Any:
         return self.module.ops
 
-    def context(self, *, deterministic: bool = False, library: bool = True) -> Any:
-        """A context on the default stream, without scratch. `library`: products by cuBLASLt (on the host by a loop)."""
+    def context(self, *, stream: int = 0, deterministic: bool = False, library: bool = True) -> Any:
+        """A context without scratch. `library`: products by cuBLASLt (on the host by a loop)."""
         path = self.matmul_library if library else ""
-        return self.module.Context(matmul_library=path, deterministic=deterministic)
+        return self.module.Context(stream=stream, matmul_library=path, deterministic=deterministic)
+
+    @contextmanager
+    def stream(self) -> Iterator[int]:
+        """The handle of a new stream, which is the current one inside."""
+        if self.cupy is not None:
+            with self.cupy.cuda.Stream(non_blocking=True) as stream:
+                yield stream.ptr
+            return
+        HostArray.current_stream = 5
+        try:
+            yield 5
+        finally:
+            HostArray.current_stream = 1
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """`work`, recorded on the current stream as a graph. What comes back runs the graph and waits for it."""
+        if self.cupy is not None:
+            stream = self.cupy.cuda.get_current_stream()
+            stream.begin_capture()
+            try:
+                work()
+            finally:
+                graph = stream.end_capture()
+
+            def launch() -> None:
+                graph.launch(stream)
+                stream.synchronize()
+
+            return launch
+        handle = HostArray.current_stream
+        self.module.simt.begin_capture(handle)
+        try:
+            work()
+        finally:
+            host_graph = self.module.simt.end_capture(handle)
+        return lambda: host_graph.launch(handle)
 
     def to_device(self, array: NDArray[Any]) -> Any:
         """A dense copy, aligned as an allocation is."""
@@ -190,3 +232,26 @@ class Guarded:
         if changed.any():
             places = np.argwhere(changed) - (1, self._before)
             raise AssertionError(f"written outside the array, at these places from its begin: {places[:5].tolist()}")
+
+
+class Altered:
+    """An array on the device that says something else of itself: `changes` of its __cuda_array_interface__."""
+
+    def __init__(self, array: Any, **changes: Any) -> None:
+        self._array = array
+        self._changes = changes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        fields = {**self._array.__cuda_array_interface__, **self._changes}
+        return {key: value for key, value in fields.items() if value is not ...}
+
+
+def read_only(array: Any) -> Altered:
+    return Altered(array, data=(array.__cuda_array_interface__["data"][0], True))
+
+
+def shifted(array: Any, num_bytes: int = 1) -> Altered:
+    """The same shape, so many bytes further on."""
+    address, is_read_only = array.__cuda_array_interface__["data"]
+    return Altered(array, data=(address + num_bytes, is_read_only))
