@@ -120,12 +120,14 @@ class Engine:
 
     Args:
         model: a folder as Hugging Face has it, the name of a built-in model, or a hub id. None: the built-in model.
-        device: "auto" or "cpu" ("cuda" where this build has it).
+        device: "auto", "cpu", "cuda" or "cuda:N". "auto": a GPU where this build has the CUDA backend, CuPy is
+            installed and a device is visible, else the CPU.
         dtype: "auto" (the checkpoint's), "float32", "float16" or "bfloat16" for the weights.
         max_num_seqs: most sequences in one pass.
         max_num_batched_tokens: most tokens in one pass; longer prompts are computed in chunks. Must be >= max_num_seqs.
         kv_cache_memory: for the KV pool: bytes, a string such as "1GiB", a fraction of the free memory as a float in
-            (0, 1), or "auto" (room for max_num_seqs full contexts, at most half of the free memory and 4 GiB).
+            (0, 1), or "auto" (room for max_num_seqs full contexts; of the free memory at most half and 4 GiB on a CPU,
+            nine tenths on a GPU).
         block_size: tokens in one KV block, a multiple of 16.
         max_context: most tokens of one sequence, prompt and output. None: what the model was made for.
         batching, order, packing, capacity, capacity_quantile, watermark, victim, prefix_caching, itl_limit_ms,
@@ -133,6 +135,8 @@ class Engine:
             requests are chosen for a pass, as SchedulerConfig has them.
         overlap: plan and launch a pass before the tokens of the last one are here, so that the device never waits for
             Python. A request that ends with a token that was not known yet computes one token in vain. None: on a GPU.
+        deterministic: on a GPU too, an answer is the same bits in any company, with any cutting of prompts, after any
+            preemption. Costs speed there; the CPU is always so.
         num_threads: threads of the CPU backend. None: every processor this process may use.
         progress: called with the fraction of the weights that is loaded, 0 to 1.
 
@@ -170,6 +174,7 @@ class Engine:
         window: int = 64,
         priority_promotion_s: float = 30,
         overlap: bool | None = None,
+        deterministic: bool = False,
         num_threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -209,7 +214,13 @@ class Engine:
             priority_promotion_s=priority_promotion_s,
         )
         self._model: LoadedModel = load_model(
-            model, device=device, dtype=dtype, max_context=max_context, num_threads=num_threads, progress=progress
+            model,
+            device=device,
+            dtype=dtype,
+            max_context=max_context,
+            num_threads=num_threads,
+            deterministic=deterministic,
+            progress=progress,
         )
         limits = plan_kv_blocks(
             kv_cache_memory, self._model.backend, settings, max_context=self._model.spec.max_context

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from pyengine.backends.base import Backend, Progress
+from pyengine.backends.cuda_runtime import CudaRuntime, cuda_is_visible, cuda_runtime, simt_runtime
 from pyengine.checkpoint import (
     Checkpoint,
     GenerationDefaults,
@@ -15,11 +16,15 @@ from pyengine.checkpoint import (
     open_checkpoint,
     resolve_model,
 )
-from pyengine.errors import DeviceNotAvailable, InvalidRequest, ModelError
+from pyengine.errors import InvalidRequest, ModelError
 from pyengine.models.spec import DTYPES, DecoderSpec
 from pyengine.text import Tokenizer
 
 DEVICES = ("auto", "cpu", "cuda", "cuda:N")
+SIMT = "simt"  # the CUDA kernels on the host: for pyengine's own tests (see simt_runtime)
+
+# "0" runs decode steps call by call, for profilers and checkers that cannot look into a graph.
+GRAPHS_VARIABLE = "PYENGINE_CUDA_GRAPHS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +53,15 @@ def load_model(
     dtype: str,
     max_context: int | None,
     num_threads: int | None,
+    deterministic: bool = False,
     progress: Progress | None,
 ) -> LoadedModel:
     """Find, check and load a model. Raises ModelError, DeviceNotAvailable or InvalidRequest, naming what is wrong."""
-    check_device(device)
+    kind, index = check_device(device)
+    if not isinstance(deterministic, bool):
+        raise InvalidRequest(
+            f"deterministic is {deterministic!r}; it must be True or False.", field="deterministic", value=deterministic
+        )
     if model is not None and not (isinstance(model, str) or hasattr(model, "__fspath__")):
         raise InvalidRequest(
             f"model is a {type(model).__name__}; it must be a name, a path or None.", field="model", value=model
@@ -65,8 +75,7 @@ def load_model(
         raise InvalidRequest(
             f"dtype is {dtype!r}; it must be one of {allowed}.", field="dtype", value=dtype, limit=allowed
         )
-    from pyengine.backends.cpu import CpuBackend
-
+    runtime = _runtime(kind, index, device)
     resolved = resolve_model(model)
     with open_checkpoint(resolved.folder) as checkpoint:
         spec = _served_spec(checkpoint, dtype, max_context)
@@ -74,7 +83,18 @@ def load_model(
         tokenizer = Tokenizer.from_folder(resolved.folder) if has_tokenizer else None
         defaults = generation_defaults(checkpoint.generation_config)
         eos_ids = _eos_ids(checkpoint, tokenizer)
-        backend = CpuBackend(spec, checkpoint, num_threads=num_threads, progress=progress)
+        backend: Backend
+        if runtime is None:
+            from pyengine.backends.cpu import CpuBackend
+
+            backend = CpuBackend(spec, checkpoint, num_threads=num_threads, progress=progress)
+        else:
+            from pyengine.backends.cuda import CudaBackend
+
+            uses_graphs = os.environ.get(GRAPHS_VARIABLE) != "0"
+            backend = CudaBackend(
+                spec, checkpoint, runtime, deterministic=deterministic, uses_graphs=uses_graphs, progress=progress
+            )
     return LoadedModel(resolved.name, spec, tokenizer, defaults, eos_ids, backend)
 
 
@@ -93,18 +113,25 @@ def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[i
     return ids
 
 
-def check_device(device: str) -> None:
-    """Raise unless `device` can be used here: InvalidRequest for an unknown name, DeviceNotAvailable otherwise."""
-    kind, _, number = device.partition(":") if isinstance(device, str) else ("", "", "")
-    if kind not in ("auto", "cpu", "cuda") or (number and (kind != "cuda" or not number.isdigit())):
+def check_device(device: str) -> tuple[str, int]:
+    """The kind of a device ("auto", "cpu", "cuda" or "simt") and its index. Raises InvalidRequest for another name."""
+    kind, colon, number = device.partition(":") if isinstance(device, str) else ("", "", "")
+    is_known = kind == "cuda" if colon else kind in ("auto", "cpu", "cuda", SIMT)
+    if not is_known or (colon and not (number.isascii() and number.isdigit())):
         allowed = ", ".join(DEVICES)
         raise InvalidRequest(
             f"device is {device!r}; it must be one of {allowed}.", field="device", value=device, limit=allowed
         )
-    if kind == "cuda":
-        raise DeviceNotAvailable(
-            f"device is {device!r}, but this version of pyengine has no CUDA backend; use device='cpu'."
-        )
+    return kind, int(number or 0)
+
+
+def _runtime(kind: str, index: int, device: str) -> CudaRuntime | None:
+    """What runs the CUDA kernels, or None for the CPU backend. Raises DeviceNotAvailable."""
+    if kind == SIMT:
+        return simt_runtime()
+    if kind == "cuda" or (kind == "auto" and cuda_is_visible()):
+        return cuda_runtime(device, index)
+    return None
 
 
 def _served_spec(checkpoint: Checkpoint, dtype: str, max_context: int | None) -> DecoderSpec:

@@ -61,7 +61,7 @@ HEADER_WORDS = len(COUNTS) + len(SECTIONS)
 
 IntArray = npt.NDArray[np.int32]
 
-_NUM_ROWS = COUNTS.index("num_rows")
+_NUM_ROWS, _TOP_WIDTH = COUNTS.index("num_rows"), COUNTS.index("top_width")
 _NOTHING: tuple[list[int], list[Any]] = ([], [])
 
 
@@ -107,6 +107,19 @@ class StepResult:
 def num_rows_of(staging: IntArray) -> int:
     """Rows of logits of a step that the native side has accepted."""
     return int(staging[_NUM_ROWS])
+
+
+def result_words_of(staging: IntArray) -> int:
+    """32-bit words of the result of a step that the native side has accepted."""
+    return num_rows_of(staging) * (2 + 2 * int(staging[_TOP_WIDTH]))
+
+
+def plain_words(*, max_tokens: int, max_seqs: int, table_width: int) -> int:
+    """32-bit words that any step fits into, apart from its lists of penalties, biases and masks."""
+    of_tokens, of_seqs = 3 * max_tokens, max_seqs * (table_width + 1) + max_seqs + 1
+    of_rows = 13 * max_tokens + 2 * (max_tokens + 1)
+    of_copies, alignment = 2 * max_seqs, 1
+    return HEADER_WORDS + of_tokens + of_seqs + of_rows + of_copies + alignment
 
 
 class StepInputs:

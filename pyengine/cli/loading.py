@@ -13,7 +13,9 @@ from typing import Any
 import tokenizers  # noqa: F401
 
 import pyengine._cpu
-import pyengine.backends.cpu  # noqa: F401
+import pyengine.backends.cpu
+import pyengine.backends.cuda
+import pyengine.backends.cuda_module  # noqa: F401
 from pyengine.cli.fetching import found_model
 from pyengine.cli.terminal import loading_bar, note
 from pyengine.engine import Engine

@@ -141,6 +141,14 @@ class EngineOptions:
             "--overlap/--no-overlap",
         ),
     ] = None
+    deterministic: Annotated[
+        bool | None,
+        _option(
+            _ENGINE,
+            "On a GPU too, the same bits in any batch; slower there. Default: off.",
+            "--deterministic/--no-deterministic",
+        ),
+    ] = None
     num_threads: Annotated[int | None, _option(_ENGINE, "Threads. Default: every processor we may use.")] = None
     batching: Annotated[
         str | None,

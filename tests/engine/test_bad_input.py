@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from pyengine import (
-    DeviceNotAvailable,
     Engine,
     InvalidRequest,
     ModelError,
@@ -295,12 +294,6 @@ def test_the_largest_numbers_of_logprobs_work_in_the_smallest_step(engine: Engin
 def test_an_unknown_engine_setting_is_refused(model_folder: Path) -> None:
     with pytest.raises(TypeError, match="kv_cache_size"):
         Engine(model_folder, kv_cache_size=5)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_cuda_where_there_is_none_says_what_to_do(model_folder: Path, device: str) -> None:
-    with pytest.raises(DeviceNotAvailable, match="device='cpu'"):
-        Engine(model_folder, device=device)
 
 
 def test_bad_messages_and_a_failing_template_are_refused(engine: Engine) -> None:
