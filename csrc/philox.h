@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "anywhere.h"
+
 namespace pyengine {
 
 struct PhiloxWords {
@@ -14,7 +16,7 @@ constexpr uint32_t kPhiloxM0 = 0xD2511F53u, kPhiloxM1 = 0xCD9E8D57u;  // multipl
 constexpr uint32_t kPhiloxW0 = 0x9E3779B9u, kPhiloxW1 = 0xBB67AE85u;  // what the key grows by each round
 constexpr int kPhiloxRounds = 10;
 
-constexpr PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0, uint32_t key1) {
+static PYENGINE_ANYWHERE constexpr PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0, uint32_t key1) {
     for (int round = 0; round < kPhiloxRounds; ++round) {
         const uint64_t product0 = uint64_t{kPhiloxM0} * counter.w[0];
         const uint64_t product1 = uint64_t{kPhiloxM1} * counter.w[2];
@@ -29,7 +31,7 @@ constexpr PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0, uint32_t
 
 // The 32 random bits of one token in one draw: key = seed, counter = (token_id / 4, position, 0, 0), word token_id % 4.
 // Counter words 2 and 3 are zero in draws of tokens; another use of the same seed must set one of them.
-constexpr uint32_t draw_bits(uint64_t seed, uint32_t position, uint32_t token_id) {
+static PYENGINE_ANYWHERE constexpr uint32_t draw_bits(uint64_t seed, uint32_t position, uint32_t token_id) {
     return philox4x32_10(PhiloxWords{{token_id / 4, position, 0, 0}}, static_cast<uint32_t>(seed),
                          static_cast<uint32_t>(seed >> 32))
         .w[token_id % 4];

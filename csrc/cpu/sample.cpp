@@ -1,7 +1,6 @@
 // sample.cpp: ops::sample on the CPU: the steps of sampling one row, and the rows over the thread pool. Rows share
 // nothing but the scratch of the thread they run on. The vector passes are in sample_kernel.cpp.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -20,10 +19,9 @@ namespace {
 // Known answer of the authors' library: zero counter, zero key.
 static_assert(draw_bits(0, 0, 0) == 0x6627e8d5u && draw_bits(0, 0, 3) == 0x9b00dbd8u);
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+using namespace sampling;
+
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr float kLargest = std::numeric_limits<float>::max();
-constexpr float kSmallestNormal = std::numeric_limits<float>::min();
 
 int64_t rounded_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -95,15 +93,8 @@ float bucket_scale(const LogitRow& row, bool weighted) {
     for (int64_t b = 0; b < rounded_up(row.vocab, kLogitBlock) / kLogitBlock; ++b)
         if (row.block_max[b] > -kInfinity) lowest = std::min(lowest, row.block_max[b]);
     float spread = lowest < row.max ? 3 * (row.max - lowest) : 10.0f;
-    if (weighted) spread = std::min(spread, -sampling::kLowestZ * row.temperature);
+    if (weighted) spread = std::min(spread, -kLowestZ * row.temperature);
     return std::min(static_cast<float>(kNumBuckets) / spread, kLargest);
-}
-
-uint64_t part_of(uint64_t total, float top_p) {
-    const double wanted = static_cast<double>(total) * static_cast<double>(top_p);
-    uint64_t target = static_cast<uint64_t>(wanted);
-    if (static_cast<double>(target) < wanted) ++target;
-    return std::min(std::max(target, uint64_t{1}), total);
 }
 
 // The lowest rank among the k highest of the row; 0 if it has no more than k finite logits.
@@ -169,36 +160,25 @@ Kept filter(const SampleKernels& kernels, const LogitRow& row, const SamplingRow
         for (int64_t i = 0; i < n; ++i) total += scratch.weights[i];
         end = end_of_run(scratch.ranks, scratch.weights, n, part_of(total, top_p));
     }
-    Kept kept{-kInfinity, -1, -kInfinity};
-    if (end != 0) kept = {logit_of(end), id_of(end), -kInfinity};
-    if (min_p >= kSmallestNormal) kept.min_z = static_cast<float>(std::log(static_cast<double>(min_p)));
-    return kept;
+    if (end == 0) return {-kInfinity, -1, lowest_z(min_p)};
+    return {logit_of(end), id_of(end), lowest_z(min_p)};
 }
 
 // ---- one row --------------------------------------------------------------------------------------------------------
 
-bool is_bad(float logit) { return !(logit < kInfinity); }
-
-// Penalties and bias, in place. False if a logit it reads is NaN or +infinity. What they make of a finite logit stays
-// finite, unless a bias of -infinity forbids the token.
+// Penalties and bias, in place. False if a logit it reads is NaN or +infinity.
 bool adjust(float* logits, const SamplingRows& rows, int64_t r) {
     const float repetition = rows.repetition_penalty[r], presence = rows.presence_penalty[r];
     const float frequency = rows.frequency_penalty[r];
     for (int32_t i = rows.penalty_start[r]; i < rows.penalty_start[r + 1]; ++i) {
         float& logit = logits[rows.penalty_ids[i]];
         if (is_bad(logit)) return false;
-        if (logit == -kInfinity) continue;
-        float value = logit > 0 ? logit / repetition : logit * repetition;
-        if (rows.penalty_counts[i] > 0)
-            value = (value - presence) - frequency * static_cast<float>(rows.penalty_counts[i]);
-        logit = std::min(std::max(value, -kLargest), kLargest);
+        logit = penalised(logit, rows.penalty_counts[i], repetition, presence, frequency);
     }
     for (int32_t i = rows.bias_start[r]; i < rows.bias_start[r + 1]; ++i) {
         float& logit = logits[rows.bias_ids[i]];
-        const float bias = rows.bias_values[i];
         if (is_bad(logit)) return false;
-        if (logit == -kInfinity) continue;
-        logit = bias == -kInfinity ? bias : std::min(std::max(logit + bias, -kLargest), kLargest);
+        logit = biased(logit, rows.bias_values[i]);
     }
     return true;
 }
@@ -208,12 +188,6 @@ int32_t first_of(const LogitRow& row) {
     while (row.block_max[id / kLogitBlock] != row.max) id += kLogitBlock;
     while (row.logits[id] != row.max) ++id;
     return static_cast<int32_t>(id);
-}
-
-// log_softmax at one logit, given the log of the sum of exp(logit - max).
-float logprob_of(float logit, float max, double log_sum) {
-    const double value = static_cast<double>(logit) - static_cast<double>(max) - log_sum;
-    return std::min(static_cast<float>(value), 0.0f);
 }
 
 void report_top(const SampleKernels& kernels, const LogitRow& raw, int64_t n, double log_sum, const RowScratch& scratch,
@@ -272,7 +246,7 @@ void sample_row(const SampleKernels& kernels, float* logits, int64_t vocab, cons
     if (reported) {
         row.max = raw_max = kernels.scan(logits, vocab, nullptr, scratch.block_max);
         if (!(raw_max > -kInfinity)) return;
-        log_sum = std::log(std::ldexp(static_cast<double>(kernels.mass(row)), -sampling::kWeightBits));
+        log_sum = log_of_mass(kernels.mass(row));
         const int64_t top = std::min<int64_t>({num_logprobs, result.top_width, vocab});
         if (top > 0) report_top(kernels, row, top, log_sum, scratch, result.top_ids, result.top_logprobs);
     }

@@ -12,7 +12,6 @@ namespace {
 using namespace sampling;
 
 constexpr int kVectors = kLogitBlock / kLanes;
-constexpr float kInfinity = __builtin_inff();
 
 PYENGINE_INLINE int64_t num_blocks(int64_t vocab) { return (vocab + kLogitBlock - 1) / kLogitBlock; }
 
@@ -25,18 +24,17 @@ PYENGINE_INLINE const float* block_of(const float* logits, int64_t vocab, int64_
     return padded;
 }
 
-PYENGINE_INLINE IVec lane_numbers() {
-    IVec v{};
-    for (int i = 0; i < kLanes; ++i) v[i] = i;
-    return v;
-}
-
-template <int kTerms>
-PYENGINE_INLINE Vec polynomial(Vec x, const float (&c)[kTerms]) {
-    Vec y = broadcast(c[kTerms - 1]);
-    for (int i = kTerms - 2; i >= 0; --i) y = y * x + c[i];
-    return y;
-}
+struct AllLanes {
+    using Float = Vec;
+    using Int = IVec;
+    PYENGINE_INLINE IVec truncated(Vec x) { return __builtin_convertvector(x, IVec); }
+    PYENGINE_INLINE Vec whole(IVec x) { return __builtin_convertvector(x, Vec); }
+    PYENGINE_INLINE IVec bits(Vec x) { return (IVec)x; }
+    PYENGINE_INLINE Vec from_bits(IVec x) { return (Vec)x; }
+    PYENGINE_INLINE IVec exponent_bits(IVec x) { return x << 23; }
+    PYENGINE_INLINE Vec min(Vec x, float limit) { return PYENGINE_ISA::min(x, broadcast(limit)); }
+    PYENGINE_INLINE Vec max(Vec x, float limit) { return PYENGINE_ISA::max(x, broadcast(limit)); }
+};
 
 PYENGINE_INLINE Vec z_of(Vec logits, const LogitRow& row) { return (logits - row.max) / row.temperature; }
 
@@ -79,15 +77,9 @@ struct Weights {
     WVec even, odd;  // of lanes 0, 2, ... and 1, 3, ...
 };
 
-// floor(exp(z) * 2^44), z <= 0: see sampling_math.h.
 PYENGINE_INLINE Weights weights_of(Vec z) {
-    z = max(z, broadcast(kLowestZ));
-    const IVec n = __builtin_convertvector(z * kLog2e - 0.5f, IVec);  // towards zero, so to the nearest
-    const Vec whole = __builtin_convertvector(n, Vec);
-    const Vec r = (z - whole * kLn2High) - whole * kLn2Low;
-    const Vec power = ((r * r) * polynomial(r, kExp) + r) + 1.0f;
-    const WVec mantissa = (WVec) __builtin_convertvector(power * 0x1p24f, IVec);
-    const WVec shift = (WVec)-n;
+    const ScaledWeight<AllLanes> w = scaled_weight<AllLanes>(z);
+    const WVec mantissa = (WVec)w.mantissa, shift = (WVec)w.shift;
     constexpr int kUp = kWeightBits - 24;
     return {((mantissa & 0xffffffffu) << kUp) >> (shift & 0xffffffffu), ((mantissa >> 32) << kUp) >> (shift >> 32)};
 }
@@ -248,31 +240,6 @@ PYENGINE_INLINE void draw_bits(uint32_t counter, uint32_t position, uint64_t see
     }
 }
 
-PYENGINE_INLINE Vec log1p_polynomial(Vec f) {
-    const Vec square = f * f;
-    return f - (0.5f * square - (square * f) * polynomial(f, kLog));
-}
-
-PYENGINE_INLINE IVec exponent_of(Vec x) { return ((IVec)x - kSqrtHalfBits) >> 23; }
-
-// -log(-log(1 - u)) of u = v * 2^-31. 1 - u is scaled by a power of two without being formed, so that a small u keeps
-// all its bits.
-PYENGINE_INLINE Vec gumbel(Vec v) {
-    const Vec u = min(v * 0x1p-31f, broadcast(kLargestU));
-    IVec k = exponent_of(1.0f - u);
-    const Vec scale = (Vec)((127 - k) << 23);
-    const Vec e = __builtin_convertvector(-k, Vec) * kLn2 - log1p_polynomial((scale - 1.0f) - scale * u);
-    k = exponent_of(e);
-    const Vec mantissa = (Vec)((IVec)e - (k << 23));
-    return -(__builtin_convertvector(k, Vec) * kLn2 + log1p_polynomial(mantissa - 1.0f));
-}
-
-// At least gumbel(v): -log(u), from log2(v) >= (bits of v) * 2^-23 - 127, and a little for rounding.
-PYENGINE_INLINE Vec noise_bound(Vec v) {
-    constexpr float kAtZero = kLn2 * (31 + 127) + 0.001f, kSlope = kLn2 * 0x1p-23f;
-    return kAtZero - __builtin_convertvector((IVec)v, Vec) * kSlope;
-}
-
 struct Best {
     float value;
     int32_t id;
@@ -294,10 +261,10 @@ PYENGINE_INLINE void draw_block(const LogitRow& row, const Kept& kept, uint64_t 
             const IVec ids = lane_numbers() + (first + part * kLanes);
             const IVec taken = ((IVec)(l > kept.logit) | ((IVec)(l == kept.logit) & (IVec)(ids <= kept.last_id))) &
                                (IVec)(z >= kept.min_z);
-            const IVec hit = taken & (IVec)(z + noise_bound(v) >= bound);
+            const IVec hit = taken & (IVec)(z + noise_bound<AllLanes>(v) >= bound);
             if (!any(hit)) continue;
             float values[kLanes];
-            store(values, select(hit, z + gumbel(v), broadcast(-kInfinity)));
+            store(values, select(hit, z + gumbel<AllLanes>(v), broadcast(-kInfinity)));
             for (int j = 0; j < kLanes; ++j)
                 if (values[j] > best.value) best = {values[j], first + part * kLanes + j};
         }

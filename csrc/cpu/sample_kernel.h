@@ -23,12 +23,6 @@ struct LogitRow {
     float temperature;
 };
 
-// A token as one number whose descending order is the order of sampling: logit descending, token id ascending.
-inline constexpr uint64_t rank_of(uint32_t logit_key, int32_t id) {
-    return uint64_t{logit_key} << 32 | static_cast<uint32_t>(~id);
-}
-inline constexpr int32_t id_of(uint64_t rank) { return static_cast<int32_t>(~static_cast<uint32_t>(rank)); }
-
 // Which tokens take part in a draw: those at or above `logit` (at it only up to `last_id`) with z >= min_z.
 struct Kept {
     float logit;
@@ -54,21 +48,5 @@ struct SampleKernels {
     int32_t (*draw)(const LogitRow& row, const Kept& kept, uint64_t seed, uint32_t position);
 };
 PYENGINE_DECLARE_KERNELS(SampleKernels, sample_kernels)
-
-// Order-preserving image of a logit; both zeros have the same.
-static inline uint32_t key_of(float logit) {
-    const float canonical = logit + 0.0f;
-    uint32_t bits;
-    __builtin_memcpy(&bits, &canonical, sizeof bits);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-static inline float logit_of(uint64_t rank) {
-    const uint32_t key = static_cast<uint32_t>(rank >> 32);
-    const uint32_t bits = key & 0x80000000u ? key & 0x7fffffffu : ~key;
-    float logit;
-    __builtin_memcpy(&logit, &bits, sizeof logit);
-    return logit;
-}
 
 }  // namespace pyengine::cpu
