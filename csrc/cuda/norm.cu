@@ -12,8 +12,9 @@ namespace pyengine::cuda {
 
 namespace {
 
-constexpr int kMaxThreads = 512;
-constexpr int kMaxQuads = 8;  // of a thread, in registers
+constexpr int kMaxThreads = 1024;
+constexpr int kUsualThreads = 512;  // at most, before a thread gets more than it can keep in registers
+constexpr int kMaxQuads = 4;        // of a thread, in registers
 
 template <class T>
 struct Job {
@@ -116,7 +117,6 @@ template <class T>
 auto kernel_for(int quads) {
     return quads == 1   ? norm_in_registers<T, 1>
            : quads == 2 ? norm_in_registers<T, 2>
-           : quads == 4 ? norm_in_registers<T, 4>
                         : norm_in_registers<T, kMaxQuads>;
 }
 
@@ -124,7 +124,7 @@ template <class T>
 void launch_norm(const Job<T>& job, int64_t rows, bool aligned, cudaStream_t stream) {
     const int64_t quads = ceil_div(job.cols, 4);
     int in_thread = 1;
-    while (in_thread < kMaxQuads && in_thread * kMaxThreads < quads) in_thread *= 2;
+    while (in_thread < kMaxQuads && in_thread * kUsualThreads < quads) in_thread *= 2;
     const int threads = threads_for<kMaxThreads>(ceil_div(quads, in_thread));
     const bool in_registers = aligned && job.cols % 4 == 0 && quads <= int64_t{in_thread} * threads;
     launch({dim3(static_cast<unsigned>(rows)), dim3(threads), sizeof(Shared), stream},

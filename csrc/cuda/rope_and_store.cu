@@ -32,27 +32,28 @@ struct Job {
     float eps;
 };
 
-// One head of one token on its way. `to` is null where nothing is to be kept.
+// One head of one token on its way.
 template <class T>
 struct Head {
     const T* from;
     T* to;
-    const float* norm;  // or null
-    bool rotates;
+    const float* norm;
+    bool has_norm, rotates, is_kept;
 };
 
 template <class T>
 __device__ inline Head<T> find_head(const Job<T>& job, int64_t token, int head) {
     const T* const from = job.qkv + token * job.qkv_stride + head * job.head_dim;
-    if (head < job.num_heads) return {from, job.q + token * job.q_stride + head * job.head_dim, job.q_norm, true};
+    if (head < job.num_heads) {
+        T* const to = job.q + token * job.q_stride + head * job.head_dim;
+        return {from, to, job.q_norm, job.q_norm != nullptr, true, true};
+    }
     const bool is_key = head < job.num_heads + job.num_kv_heads;
     const int kv_head = head - job.num_heads - (is_key ? 0 : job.num_kv_heads);
-    const int32_t slot = job.slots[token];
-    T* to = nullptr;
-    if (slot >= 0)
-        to = job.pages + slot / job.block_size * job.block_elements + (is_key ? 0 : job.values_offset) +
-             kv_head * job.head_elements + slot % job.block_size * job.head_dim;
-    return {from, to, is_key ? job.k_norm : nullptr, is_key};
+    const int32_t slot = job.slots[token];  // below 0: none
+    T* const to = job.pages + slot / job.block_size * job.block_elements + (is_key ? 0 : job.values_offset) +
+                  kv_head * job.head_elements + slot % job.block_size * job.head_dim;
+    return {from, to, job.k_norm, is_key && job.k_norm, is_key, slot >= 0};
 }
 
 // Where the two chunks of a part begin; the second of the last one may be missing: it begins at the head's end.
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) rope_in_packs(Job<T> job) {
 #pragma unroll
         for (int e = 0; e < kSize; e++) squares = fmaf(b[e], b[e], squares);
         const float scale = scale_of(job, squares);
-        if (works && head.norm) {
+        if (works && head.has_norm) {
             float weight[kSize];
             load_floats(head.norm + part.first, weight);
 #pragma unroll
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(kThreads) rope_in_packs(Job<T> job) {
             for (int e = 0; e < kSize; e++) b[e] = b[e] * scale * weight[e];
         }
     }
-    if (!works || !head.to) return;
+    if (!works || !head.is_kept) return;
     if (rotates) {
 #pragma unroll
         for (int e = 0; e < kSize; e++) rotate(a[e], b[e], cos[e], sin[e]);
@@ -175,10 +176,10 @@ __global__ void __launch_bounds__(kThreads) rope_in_elements(Job<T> job) {
         }
         scale = scale_of(job, squares);
     }
-    if (!head.to) return;
+    if (!head.is_kept) return;
     const auto normed = [&](int i) {
         const float x = to_float(head.from[i]);
-        return head.norm ? x * scale * head.norm[i] : x;
+        return head.has_norm ? x * scale * head.norm[i] : x;
     };
     const float* const cos = job.cos + int64_t{job.positions[token]} * job.half;
     const float* const sin = job.sin + int64_t{job.positions[token]} * job.half;

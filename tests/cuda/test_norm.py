@@ -11,8 +11,8 @@ from tests.ops.reference_attention import ops as cpu
 from .device_ops import Device, Guarded
 
 EPS = 1e-5
-# Below, at and above what divides by four; then rows of which a thread keeps 1, 2, 4 and 8 times four elements, and
-# one that no registers hold.
+# Below, at and above what divides by four; then rows of which a thread keeps 1, 2 and 4 times four elements, the last
+# also with more threads, and one that no registers hold.
 COLUMNS = (1, 7, 16, 100, 577, 2048, 2060, 5000, 8200, 16400)
 
 
