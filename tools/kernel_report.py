@@ -35,6 +35,7 @@ BEGIN, END = "<!-- kernel report: begin -->", "<!-- kernel report: end -->"
 # What must be found in the machine code of a kernel, by its name; of the instantiations for fp32, only what no tensor
 # core does. A name that no kernel has is an error, so that a renamed kernel cannot slip out.
 REQUIRED: dict[str, tuple[str, ...]] = {
+    "attend_decode": ("HMMA", "LDGSTS.128"),
     "attend_prompt": ("HMMA", "LDGSTS.128"),
     "multiply_on_tensor_cores": ("HMMA", "LDGSTS.128"),
 }
