@@ -202,3 +202,82 @@ def sample(raw: np.ndarray, row: Row) -> Result:
         logprobs = log_softmax(raw)
         top = [int(i) for i in descending(raw)[: max(0, row.num_logprobs)] if raw[i] > -np.inf]
         return Result(token, float(logprobs[token]), top, [float(logprobs[i]) for i in top])
+
+
+# ---- rows for tests --------------------------------------------------------------------------------------------------
+
+
+def columns(rows: list[Row], vocab: int) -> dict[str, np.ndarray | None]:
+    """`rows` as the arrays that ops.SamplingRows takes."""
+
+    def column(name: str, dtype: type) -> np.ndarray:
+        return np.array([getattr(row, name) for row in rows], dtype)
+
+    def starts(lists: list[dict]) -> np.ndarray:
+        return np.cumsum([0] + [len(entries) for entries in lists]).astype(np.int32)
+
+    penalties, bias = [row.penalties for row in rows], [row.bias for row in rows]
+    mask = None
+    if any(row.allowed is not None for row in rows):
+        bits = np.zeros((len(rows), (vocab + 31) // 32 * 32), bool)
+        for r, row in enumerate(rows):
+            bits[r, :vocab] = True if row.allowed is None else row.allowed
+        mask = np.packbits(bits, axis=1, bitorder="little").view("<u4")
+    return {
+        "temperature": column("temperature", F32),
+        "top_k": column("top_k", np.int32),
+        "top_p": column("top_p", F32),
+        "min_p": column("min_p", F32),
+        "repetition_penalty": column("repetition_penalty", F32),
+        "presence_penalty": column("presence_penalty", F32),
+        "frequency_penalty": column("frequency_penalty", F32),
+        "seed": column("seed", np.uint64),
+        "position": column("position", np.int32),
+        "target": column("target", np.int32),
+        "num_logprobs": column("num_logprobs", np.int32),
+        "penalty_start": starts(penalties),
+        "penalty_ids": np.array([i for p in penalties for i in p], np.int32),
+        "penalty_counts": np.array([c for p in penalties for c in p.values()], np.int32),
+        "bias_start": starts(bias),
+        "bias_ids": np.array([i for b in bias for i in b], np.int32),
+        "bias_values": np.array([v for b in bias for v in b.values()], F32),
+        "allow_mask": mask,
+    }
+
+
+def random_row(rng: np.random.Generator, vocab: int) -> Row:
+    """Settings drawn so that every step is on or off about half of the time."""
+
+    def some(neutral, values):
+        return neutral if rng.random() < 0.5 else values[rng.integers(len(values))]
+
+    ids = rng.permutation(vocab)[: rng.integers(0, 12)].tolist()
+    penalties = {i: int(rng.integers(0, 4)) for i in ids} if rng.random() < 0.4 else {}
+    bias = {i: float(rng.choice([-100, 100, 3.5, -np.inf])) for i in ids[::2]} if rng.random() < 0.3 else {}
+    return Row(
+        temperature=float(some(1.0, [0.0, 0.3, 0.7, 2.0, 1e4, 1e-6])),
+        top_k=int(some(0, [1, 2, 5, 50, 300, vocab, vocab + 7])),
+        top_p=float(some(1.0, [0.9, 0.5, 0.99, 1e-7, 0.999999])),
+        min_p=float(some(0.0, [0.05, 0.5, 1.0, 1e-12])),
+        repetition_penalty=float(some(1.0, [1.3, 0.7])),
+        presence_penalty=float(some(0.0, [1.5, -2.0])),
+        frequency_penalty=float(some(0.0, [0.3, -1.0])),
+        seed=int(rng.integers(0, 2**64, dtype=np.uint64)),
+        position=int(rng.integers(0, 2**31)),
+        num_logprobs=int(some(-1, [0, 1, 5, 64])),
+        target=-1 if rng.random() < 0.9 else int(rng.integers(vocab)),
+        penalties=penalties,
+        bias=bias,
+        allowed=rng.random(vocab) < 0.6 if rng.random() < 0.3 else None,
+    )
+
+
+def random_logits(rng: np.random.Generator, rows: int, vocab: int) -> np.ndarray:
+    """Rows of different kinds: peaked as a model's, flat, coarse (many ties), with forbidden tokens, huge."""
+    logits = rng.normal(size=(rows, vocab)).astype(F32)
+    logits[0::5] *= F32(4)
+    logits[1::5] = np.round(logits[1::5] * 2) / 2
+    logits[2::5][rng.random(logits[2::5].shape) < 0.5] = -np.inf
+    logits[3::5] *= F32(1e30)
+    logits[4::5] = np.round(logits[4::5]) * F32(0.0)  # zeros of both signs
+    return logits
