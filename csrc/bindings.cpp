@@ -33,6 +33,7 @@ py::array rows_of_weight(py::handle object, int64_t first_row, int64_t n, int64_
     if (first_row < 0 || first_row + rows.shape(0) > n)
         refuse("first_row", "is " + std::to_string(first_row) + "; " + std::to_string(rows.shape(0)) +
                                 " rows from there lie outside the " + std::to_string(n) + " of the weight.");
+    if (!rows.dtype().attr("isnative").cast<bool>()) refuse("rows", "has another byte order than this machine.");
     if (!(rows.flags() & py::array::c_style)) refuse("rows", "is not C-contiguous.");
     if (reinterpret_cast<uintptr_t>(rows.data()) % rows.itemsize()) refuse("rows", "is not aligned to its items.");
     return rows;
@@ -457,10 +458,11 @@ PYBIND11_MODULE(PYENGINE_MODULE, module) {
         .def("step", &PyDecoder::step, py::arg("staging").noconvert(), py::arg("result"), py::kw_only(),
              py::arg("arrays") = py::none(), py::arg("previous") = py::none(),
              py::arg("logits").noconvert() = py::none(), py::arg("residuals").noconvert() = py::none(),
-             "One pass over the step that staging (NumPy, int32) describes; returns when the work is put on the "
-             "context's stream. arrays: the same words where kernels can read them; None where they read staging. "
-             "result: int32. previous: int32, the ids that the step before drew; token id -1 - i stands for the one "
-             "at i. logits, residuals: float32 NumPy arrays to be filled, which waits for the work.");
+             "One pass over the step that staging (NumPy, int32) describes. Returns when the work is put on the "
+             "context's stream, until whose end the caller keeps the arrays. arrays: the same words where kernels can "
+             "read them; None where they read staging. result: int32. previous: int32, the ids that the step before "
+             "drew; token id -1 - i stands for the one at i. logits, residuals: float32 NumPy arrays to be filled, "
+             "which waits for the work.");
     module.def("workspace_bytes", &workspace_bytes, py::arg("context"), py::arg("config"));
     module.def("scratch_bytes", &scratch_bytes, py::arg("context"), py::arg("config"));
     module.def("bind_scratch", &bind_scratch, py::arg("context"), py::arg("scratch"));

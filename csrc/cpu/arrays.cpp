@@ -12,7 +12,7 @@ Array array_of(py::handle object, const std::string& name) {
         refuse(name, "is of type " + std::string(py::str(py::type::of(object).attr("__name__"))) +
                          "; it must be a NumPy array.");
     const auto numpy = py::reinterpret_borrow<py::array>(object);
-    if (numpy.dtype().attr("isnative").cast<bool>() == false) refuse(name, "has another byte order than this machine.");
+    if (!numpy.dtype().attr("isnative").cast<bool>()) refuse(name, "has another byte order than this machine.");
     Array array;
     array.name = name;
     array.data = const_cast<void*>(numpy.data());

@@ -404,6 +404,23 @@ def test_a_capture_cannot_wait_for_an_array_of_another_stream(simt: ModuleType) 
             device.capture(lambda: stepper.tiny.decoder.step(**arguments))
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_deterministic_decoder_knows_which_products_the_library_may_compute(
+    simt: ModuleType, monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    """The library sums in another order where there are fewer than 8 rows: that must show without the setting."""
+    monkeypatch.setenv("SIMT_ROWS_MATTER", "1")
+    tiny = tiny_on(Device("simt-forward", simt), deterministic=deterministic)
+    logits = []
+    for count in (1, 12):
+        chunks = [SequenceChunk([5], 0, [0]), SequenceChunk(list(range(20, 19 + count)), 0, [1])][: 1 + (count > 1)]
+        arguments = Stepper(Device("simt-forward", simt), tiny).arguments(chunks)
+        shown = np.empty((len(chunks), VOCAB), np.float32)
+        tiny.decoder.step(**arguments, logits=shown)
+        logits.append(shown[0].tolist())
+    assert (logits[0] == logits[1]) is deterministic
+
+
 # ---- errors of the device ------------------------------------------------------------------------------------------
 
 
