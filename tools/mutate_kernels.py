@@ -1,6 +1,6 @@
 """Makes small faults in the CUDA kernels, one at a time, and counts how many the tests find. Needs no GPU.
 
-    python tools/mutate_kernels.py [--sample 2 --seed 1] [--only decode] [--list]
+    python tools/mutate_kernels.py [--sample 2 --seed 1] [--only decode] [--folder kept] [--list]
 
 Each fault is one that is easily made and hard to see: a barrier dropped, a page or a mask off by one, a copy used
 before it is there, a lane that has another's place. The kernels run on the host (csrc/simt), in forward and reverse
@@ -26,13 +26,15 @@ TIMEOUT_S = 900
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`old` occurs once in csrc/cuda/`file` and becomes `new`; tests/cuda/`tests` must find it."""
+    """`old` occurs once in csrc/cuda/`file` and becomes `new`; tests/cuda/`tests` must find it, of a long file those
+    that `keyword` selects."""
 
     name: str
     file: str
     tests: str
     old: str
     new: str
+    keyword: str = ""
 
 
 PROMPT, DECODE, TILE = "attention_prompt.cu", "attention_decode.cu", "attention_tile.h"
@@ -291,28 +293,36 @@ def check(fault: Fault) -> str | None:
     number = (ROOT / "csrc" / "cuda" / fault.file).read_text().count(fault.old)
     if number != 1:
         return f"{fault.name}: the text to be replaced occurs {number} times in {fault.file}"
-    return "the replacement changes nothing" if fault.old == fault.new else None
+    return f"{fault.name}: the replacement changes nothing" if fault.old == fault.new else None
 
 
 class Copy:
-    """A copy of the sources in which faults are made, one after another: only what a fault touches is compiled anew."""
+    """A copy of the sources in which faults are made, one after another: only what a fault touches is compiled anew.
+    The tests are the copy's, and so is what they build; pyengine is the one in use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         ignored = shutil.ignore_patterns("__pycache__", ".hypothesis", "*.so", "weights")
         for name in ("csrc", "tests"):
+            shutil.rmtree(folder / name, ignore_errors=True)
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
         for name in ("pyproject.toml", "CMakeLists.txt"):
             shutil.copy(ROOT / name, folder)
+        self.environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+        for name in ("PYENGINE_SIMT", "PYTEST_ADDOPTS", "SIMT_ORDER"):
+            self.environment.pop(name, None)
+        probe = "import tests.simt.build as build, pyengine._cpu; print(build.CSRC)"
+        command = [sys.executable, "-c", probe]
+        asked = subprocess.run(command, cwd=folder, env=self.environment, capture_output=True, text=True)
+        if asked.stdout.strip() != str(folder / "csrc"):
+            raise RuntimeError(f"the copy's sources are not what would be built: {asked.stdout}{asked.stderr}")
 
-    def run(self, tests: list[str]) -> tuple[bool, str]:
-        """Whether the tests fail, and the last line that they said."""
+    def run(self, tests: list[str], keyword: str = "") -> tuple[bool, str]:
+        """Whether the tests fail, and the first that does or the last line that they said."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
-        command += [f"tests/cuda/{test}" for test in tests]
-        environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment.pop("PYENGINE_SIMT", None)
+        command += ["-m", "not slow and not gpu", "-k", keyword, *(f"tests/cuda/{test}" for test in tests)]
         process = subprocess.Popen(
-            command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         try:
             said, _ = process.communicate(timeout=TIMEOUT_S)
@@ -322,8 +332,10 @@ class Copy:
             return True, "the tests do not end"
         lines = said.strip().splitlines()
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-        if "BuildFailed" in said or "skipped" in lines[-1]:
-            raise RuntimeError(f"the kernels were not built:\n{said[-3000:]}")
+        if "BuildFailed" in said or "cannot be built" in said or process.returncode > 1:
+            raise RuntimeError(f"the tests did not run:\n{said[-3000:]}")
+        if process.returncode < 0:
+            return True, f"the tests are ended by signal {-process.returncode}"
         return process.returncode != 0, (failed or lines[-1:])[0]
 
     def run_with(self, fault: Fault) -> tuple[bool, str]:
@@ -331,7 +343,7 @@ class Copy:
         text = path.read_text()
         path.write_text(text.replace(fault.old, fault.new))
         try:
-            return self.run([fault.tests])
+            return self.run([fault.tests], fault.keyword)
         finally:
             path.write_text(text)
 
@@ -341,6 +353,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="so many at random; default: all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--only", help="those whose name or file has this in it")
+    parser.add_argument("--folder", type=Path, help="where the copy is made and kept, for the next run to build upon")
     parser.add_argument("--list", action="store_true", help="only print the faults")
     args = parser.parse_args()
     problems = [problem for problem in map(check, FAULTS) if problem is not None]
@@ -354,8 +367,10 @@ def main() -> int:
         print("\n".join(f"{fault.file:20} {fault.name}" for fault in faults))
         return 0
     survived = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Copy(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
+        folder = (args.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        copy = Copy(folder)
         begin = time.monotonic()
         fails, said = copy.run(sorted({fault.tests for fault in faults}))
         if fails:
