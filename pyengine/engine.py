@@ -12,6 +12,7 @@ import dataclasses
 import os
 import secrets
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -490,6 +491,8 @@ class Engine:
                 self._end(submitted, "abort", None)
             self._closed = True
             self._flight = None
+            if self._failure is not None:
+                traceback.clear_frames(self._failure.__traceback__)  # they would keep the backend's memory
             self._model.backend.close()
 
     def __enter__(self) -> Engine:

@@ -13,7 +13,7 @@ from pyengine.backends.base import Progress, StepLimits, StepTrace
 from pyengine.backends.cuda_memory import UPLOAD_BYTES, CupyArray, DeviceMemory, Uploads
 from pyengine.backends.cuda_runtime import CudaRuntime
 from pyengine.backends.cuda_steps import GraphCounts, LaunchedStep, StepRunner, step_buffer_bytes
-from pyengine.backends.step_inputs import IntArray, result_words_of
+from pyengine.backends.step_inputs import IntArray
 from pyengine.backends.weights import MAX_VOCAB_SIZE, WEIGHT_ALIGNMENT, WeightArena, decoder_config, load_vectors
 from pyengine.checkpoint import Checkpoint
 from pyengine.errors import EngineClosed, ModelError
@@ -136,11 +136,7 @@ class CudaBackend:
     def step(self, staging: IntArray, result: IntArray, trace: StepTrace | None = None) -> None:
         runner = self._started()
         with self._memory:
-            launched = runner.launch(staging, result_words_of(staging), uses_previous=False, trace=trace)
-        words = launched.wait()
-        if result.dtype != np.int32 or result.size < words.size:
-            raise ValueError(f"argument 'result' has {result.nbytes} bytes; {words.nbytes} are needed, as int32.")
-        result[: words.size] = words
+            runner.step(staging, result, trace)
 
     def close(self) -> None:
         if self._context is None:

@@ -131,6 +131,14 @@ class StepRunner:
         self._num_previous = num_rows_of(staging)
         return LaunchedStep(slot, self._num_previous, num_words, layout)
 
+    def step(self, staging: IntArray, result: IntArray, trace: StepTrace | None) -> None:
+        """See Backend.step."""
+        self._decoder.check(staging)
+        words = result_words_of(staging)
+        if result.dtype != np.int32 or result.size < words:
+            raise ValueError(f"argument 'result' has {result.nbytes} bytes; {4 * words} are needed, as int32.")
+        result[:words] = self.launch(staging, words, uses_previous=False, trace=trace).wait()
+
     def _run_eagerly(self, slot: _Slot, staging: IntArray, num_previous: int, trace: StepTrace | None) -> None:
         if staging.size > slot.words.size:
             self._grow(slot, staging.size)

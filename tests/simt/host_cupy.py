@@ -8,6 +8,7 @@ source of a copy to the device must be left alone until then.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import itertools
 import weakref
 from collections.abc import Iterator
@@ -339,24 +340,15 @@ class PinnedMemoryPool:
     def __init__(self, host: HostCupy) -> None:
         self._host = host
 
-    def malloc(self, size: int) -> npt.NDArray[np.uint8]:
+    def malloc(self, size: int) -> Any:
         rounded = -(-size // ALIGNMENT) * ALIGNMENT
         memory = Memory(rounded, self._host._pinned)
-        buffer = memory.bytes.view(_Owned)
-        buffer.owner = memory
+        buffer = (ctypes.c_ubyte * rounded).from_address(memory.ptr)
+        buffer.memory = memory  # kept alive by every array over the buffer
         return buffer
 
     def free_all_blocks(self) -> None:
         pass
-
-
-class _Owned(np.ndarray):  # type: ignore[type-arg]
-    """Keeps its allocation alive, and so does every view of it."""
-
-    owner: Any = None
-
-    def __array_finalize__(self, base: Any) -> None:
-        self.owner = getattr(base, "owner", None)
 
 
 class Runtime:
