@@ -102,7 +102,8 @@ class Worker:
         if "error" not in answer:
             return answer
         if answer["missing"] is not None:
-            raise PeerFailed(f"not installed ({answer['missing']}): {INSTALL[self.name]}, --python {self.name}=PATH")
+            install = INSTALL.get(self.name, f"pip install {self.name}")
+            raise PeerFailed(f"not installed ({answer['missing']}): {install}, --python {self.name}=PATH")
         raise PeerFailed(answer["error"])
 
     def _last_words(self) -> str:

@@ -20,6 +20,7 @@ if all tests passed and every part ran.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -34,14 +35,30 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT)]
 
-GOALS = {
-    "decode attention": ("share of copy bandwidth", 0.85),
-    "decode step at batch 1": ("share of copy bandwidth", 0.80),
-    "prompt": ("share of the measured GEMM rate", 0.70),
-    "idle between decode steps": ("share of the time, at most", 0.05),
+GOALS = {  # the least share of the measured ceiling; of the idle time the largest share of a step
+    "decode attention": 0.85,
+    "decode step at batch 1": 0.80,
+    "prompt": 0.70,
+    "idle between decode steps": 0.05,
 }
+
+
+def measured_goals(data: dict[str, Any]) -> dict[str, dict[str, float | bool]]:
+    """Each goal with what was measured for it: the best case of its kind."""
+    kernels = {case["case"]: case["share"] for case in data["kernels"]}
+    single = [step["share_of_copy_bandwidth"] for step in data["steps"]["decode"] if step["batch"] == 1]
+    measured = {
+        "decode attention": kernels["attention, decode"],
+        "decode step at batch 1": max(single),
+        "prompt": max(prompt["share_of_gemm_rate"] for prompt in data["steps"]["prompt"]),
+        "idle between decode steps": data["overlap"]["idle_share"]["with"],
+    }
+    return {
+        name: {"goal": GOALS[name], "measured": value, "reached": (value <= GOALS[name]) == name.startswith("idle")}
+        for name, value in measured.items()
+    }
 
 
 class Report:
@@ -49,7 +66,7 @@ class Report:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.data: dict[str, Any] = {"goals": GOALS, "failed": []}
+        self.data: dict[str, Any] = {"failed": []}
 
     def part(self, name: str, run: Callable[[], Any]) -> Any:
         print(f"== {name}", flush=True)
@@ -198,9 +215,9 @@ def main() -> int:
         if not args.quick:
             report.part("compute-sanitizer", run_sanitizer)
 
-    from gpu.measure import Measurements
+    from gpu.measure import Measurements, device_of_tests
 
-    with tempfile.TemporaryDirectory() as folder:
+    with device_of_tests() if args.rehearse else contextlib.nullcontext(), tempfile.TemporaryDirectory() as folder:
         measurements = Measurements(Path(folder), "tiny" if args.rehearse else args.model, args.rehearse, args.quick)
         report.part("ceilings", lambda: measurements.ceilings(copy_seconds))
         if report.has("ceilings"):
@@ -208,8 +225,10 @@ def main() -> int:
             report.part("steps", measurements.steps)
         report.part("overlap", lambda: measurements.overlap(idle_share))
         measurements.close()
+        if all(map(report.has, ("kernels", "steps", "overlap"))):
+            report.part("goals", lambda: measured_goals(report.data))
         if not args.quick:
-            device = "simt" if args.rehearse else "cuda"
+            device = "cpu" if args.rehearse else "cuda"
             report.part("peers", lambda: peers(measurements.folder, device, 8 if args.rehearse else 128))
     print(f"written: {report.path}; failed: {', '.join(report.data['failed']) or 'nothing'}")
     return 1 if report.data["failed"] else 0

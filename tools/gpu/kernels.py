@@ -60,10 +60,12 @@ class Ceilings:
 
 
 class Kernels:
-    """The cases on one device. `native` is the extension module, `xp` CuPy."""
+    """The cases on one device. `native` is the extension module, `upload` takes a NumPy array to the device."""
 
-    def __init__(self, native: Any, xp: Any, matmul_library: str, sizes: Sizes, dtype: str = "bf16") -> None:
-        self.ops, self.xp, self.sizes, self.dtype = native.ops, xp, sizes, dtype
+    def __init__(
+        self, native: Any, upload: Callable[[Any], Any], matmul_library: str, sizes: Sizes, dtype: str = "bf16"
+    ) -> None:
+        self.ops, self.upload, self.sizes, self.dtype = native.ops, upload, sizes, dtype
         self.context = native.Context(matmul_library=matmul_library)
         self.numbers = np.random.default_rng(0)
         shape = self.shape()
@@ -75,7 +77,10 @@ class Kernels:
             "vocab_size": sizes.vocab,
             "widest_k": max(sizes.inner, sizes.gemm),
         }
-        self.context.bind_scratch(xp.zeros(self.context.scratch_bytes(shape, **limits), np.uint8))
+        self.context.bind_scratch(self.zeros(self.context.scratch_bytes(shape, **limits), np.uint8))
+
+    def zeros(self, shape: int | tuple[int, int], dtype: Any) -> Any:
+        return self.upload(np.zeros(shape, dtype))
 
     def shape(self) -> Any:
         s = self.sizes
@@ -94,14 +99,14 @@ class Kernels:
     def randoms(self, rows: int, cols: int) -> Any:
         """A matrix of the dtype, of numbers around zero: a pattern of a few rows, repeated."""
         few = self.numbers.standard_normal((min(rows, 64), cols)).astype(np.float32)
-        return self.xp.asarray(np.resize(self.stored(few), (rows, cols)))
+        return self.upload(np.resize(self.stored(few), (rows, cols)))
 
     def empty(self, rows: int, cols: int) -> Any:
-        return self.xp.zeros((rows, cols), np.uint16 if self.dtype == "bf16" else np.float16)
+        return self.zeros((rows, cols), np.uint16 if self.dtype == "bf16" else np.float16)
 
     def floats(self, rows: int, cols: int) -> Any:
         few = self.numbers.standard_normal((min(rows, 64), cols)).astype(np.float32)
-        return self.xp.asarray(np.resize(few, (rows, cols)))
+        return self.upload(np.resize(few, (rows, cols)))
 
     def seconds(self, call: Callable[[], Any]) -> float:
         """Median of some calls that each wait for their work; the first ones are not counted."""
@@ -134,7 +139,7 @@ class Kernels:
     def packed(self, n: int, k: int) -> Any:
         few = self.numbers.standard_normal((min(n, 64), k)).astype(np.float32) * 0.02
         rows = self.stored(few)
-        packed = self.xp.zeros(self.ops.packed_weight_bytes(self.dtype, n, k), np.uint8)
+        packed = self.zeros(self.ops.packed_weight_bytes(self.dtype, n, k), np.uint8)
         self.ops.pack_weight(self.context, np.ascontiguousarray(np.resize(rows, (n, k))), 0, n, k, packed)
         return packed
 
@@ -159,8 +164,8 @@ class Kernels:
 
     def embed(self) -> tuple[Callable[[], Any], float, float]:
         s = self.sizes
-        table, out = self.packed(s.vocab, s.hidden), self.xp.zeros((s.tokens, s.hidden), np.float32)
-        ids = self.xp.asarray(self.numbers.integers(0, s.vocab, s.tokens).astype(np.int32))
+        table, out = self.packed(s.vocab, s.hidden), self.zeros((s.tokens, s.hidden), np.float32)
+        ids = self.upload(self.numbers.integers(0, s.vocab, s.tokens).astype(np.int32))
         return (
             lambda: self.ops.embed(self.context, table, self.dtype, s.vocab, ids, out),
             s.tokens * s.hidden * 6.0,
@@ -171,7 +176,7 @@ class Kernels:
         s = self.sizes
         residual, delta = self.floats(s.tokens, s.hidden), self.randoms(s.tokens, s.hidden)
         out = self.empty(s.tokens, s.hidden)
-        weight = self.xp.asarray(np.ones(s.hidden, np.float32))
+        weight = self.upload(np.ones(s.hidden, np.float32))
         return (
             lambda: self.ops.add_rms_norm(self.context, residual, delta, weight, 1e-6, out),
             s.tokens * s.hidden * 12.0,
@@ -194,25 +199,20 @@ class Kernels:
             "context_lens": np.full(rows, context, np.int32),
             "block_tables": tables,
         }
-        device = {name: self.xp.asarray(array) for name, array in arrays.items()}
+        device = {name: self.upload(array) for name, array in arrays.items()}
         return self.ops.Batch(**device, max_query_len=query_len, max_context_len=context), rows * width
 
     def pages(self, blocks: int) -> Any:
         size = self.ops.kv_block_bytes(self.dtype, self.sizes.block_size, self.shape()) * blocks
-        few = self.numbers.standard_normal(1 << 12).astype(np.float32).view(np.uint32) >> 16
-        pattern = few.astype(np.uint16).view(np.uint8)
-        data = self.xp.zeros(size, np.uint8)
-        step = len(pattern)
-        part = self.xp.asarray(pattern)
-        for begin in range(0, size - step + 1, step):
-            data[begin : begin + step] = part
+        few = self.numbers.standard_normal(1 << 12).astype(np.float32)
+        data = self.upload(np.resize(self.stored(few).view(np.uint8), size))
         return self.ops.KvLayer(data, self.dtype, blocks, self.sizes.block_size)
 
     def rope(self) -> tuple[Callable[[], Any], float, float]:
         s = self.sizes
         qkv_width = (s.heads + 2 * s.kv_heads) * s.head_dim
         batch, blocks = self.batch(1, s.tokens, s.tokens)
-        cos = self.xp.asarray(np.ones((s.tokens, s.head_dim // 2), np.float32))
+        cos = self.upload(np.ones((s.tokens, s.head_dim // 2), np.float32))
         params, kv = self.ops.RopeAndNorm(cos, cos), self.pages(blocks)
         qkv, q, shape = self.randoms(s.tokens, qkv_width), self.empty(s.tokens, s.heads * s.head_dim), self.shape()
         return (
@@ -253,14 +253,14 @@ class Kernels:
     def gather(self) -> tuple[Callable[[], Any], float, float]:
         s = self.sizes
         x, out = self.randoms(s.tokens, s.hidden), self.empty(s.tokens, s.hidden)
-        rows = self.xp.asarray(self.numbers.permutation(s.tokens).astype(np.int32))
+        rows = self.upload(self.numbers.permutation(s.tokens).astype(np.int32))
         return lambda: self.ops.gather_rows(self.context, x, rows, out), s.tokens * s.hidden * 4.0, 0.0
 
     def copy_blocks(self) -> tuple[Callable[[], Any], float, float]:
         s = self.sizes
         blocks = 2 * (s.tokens // s.block_size)
         kv, shape = self.pages(blocks), self.shape()
-        pairs = self.xp.asarray(self.numbers.permutation(blocks).astype(np.int32).reshape(-1, 2))
+        pairs = self.upload(self.numbers.permutation(blocks).astype(np.int32).reshape(-1, 2))
         size = self.ops.kv_block_bytes(self.dtype, s.block_size, shape)
         return lambda: self.ops.copy_blocks(self.context, kv, shape, pairs), 2.0 * size * len(pairs), 0.0
 
@@ -274,14 +274,14 @@ class Kernels:
         return self._gemm_call(s.tokens, s.hidden, s.inner), 0.0, 2.0 * s.tokens * s.hidden * s.inner
 
     def sample(self, temperature: float, top_k: int, top_p: float) -> tuple[Callable[[], Any], float, float]:
-        s, xp = self.sizes, self.xp
+        s = self.sizes
         rows = s.decode_rows
         logits = self.floats(rows, s.vocab)
 
         def column(value: float, dtype: Any) -> Any:
-            return xp.asarray(np.full(rows, value, dtype))
+            return self.upload(np.full(rows, value, dtype))
 
-        empty, starts = xp.asarray(np.zeros(0, np.int32)), xp.asarray(np.zeros(rows + 1, np.int32))
+        empty, starts = self.upload(np.zeros(0, np.int32)), self.upload(np.zeros(rows + 1, np.int32))
         sampling = self.ops.SamplingRows(
             temperature=column(temperature, np.float32),
             top_k=column(top_k, np.int32),
@@ -290,7 +290,7 @@ class Kernels:
             repetition_penalty=column(1, np.float32),
             presence_penalty=column(0, np.float32),
             frequency_penalty=column(0, np.float32),
-            seed=xp.asarray(np.arange(rows, dtype=np.uint64)),
+            seed=self.upload(np.arange(rows, dtype=np.uint64)),
             position=column(5, np.int32),
             target=column(-1, np.int32),
             num_logprobs=column(-1, np.int32),
@@ -299,10 +299,10 @@ class Kernels:
             penalty_counts=empty,
             bias_start=starts,
             bias_ids=empty,
-            bias_values=xp.asarray(np.zeros(0, np.float32)),
+            bias_values=self.upload(np.zeros(0, np.float32)),
         )
         ids, logprobs = column(0, np.int32), column(0, np.float32)
-        top_ids, top_logprobs = xp.zeros((rows, 0), np.int32), xp.zeros((rows, 0), np.float32)
+        top_ids, top_logprobs = self.zeros((rows, 0), np.int32), self.zeros((rows, 0), np.float32)
         return (
             lambda: self.ops.sample(self.context, logits, sampling, ids, logprobs, top_ids, top_logprobs),
             4.0 * rows * s.vocab,

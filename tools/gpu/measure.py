@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ class Measurements:
     def ceilings(self, copy_seconds: Callable[[Any, int], float]) -> dict[str, Any]:
         sizes = SMALL if self.is_rehearsal else Sizes()
         runtime = self.runtime
-        self._kernels = Kernels(runtime.native, runtime.cupy, runtime.matmul_library, sizes)
+        upload = uploads_of_tests(runtime.native) if self.is_rehearsal else runtime.cupy.asarray
+        self._kernels = Kernels(runtime.native, upload, runtime.matmul_library, sizes)
 
         def copy(num_bytes: int) -> float:
             return time_of_a_host_copy(num_bytes) if self.is_rehearsal else copy_seconds(runtime.cupy, num_bytes)
@@ -84,6 +86,22 @@ class Measurements:
         for engine in self._engines.values():
             engine.close()
         self._engines = {}
+
+
+def device_of_tests() -> AbstractContextManager[Any]:
+    """For a rehearsal: while it lasts, device "simt" is there."""
+    from tests.simt.build import simt_module
+    from tests.simt.device import simt_device
+
+    return simt_device(simt_module())
+
+
+def uploads_of_tests(native: Any) -> Callable[[Any], Any]:
+    """For a rehearsal: arrays as the tests of the operations have them."""
+    from tests.cuda.device_ops import Device
+
+    upload: Callable[[Any], Any] = Device("simt-forward", native).to_device
+    return upload
 
 
 def time_of_a_host_copy(num_bytes: int) -> float:
