@@ -118,8 +118,8 @@ struct ActivationTypes {
 ActivationTypes activation_types(const Context& context, DType weights);
 
 // Weights, once at load: row-major [n, k], in the host's memory -> the layout of Linear. Rows may be packed in parts:
-// `first_row` is where the part begins (a multiple of 32), so that q, k and v, or gate and up, become one Linear without
-// a copy.
+// `first_row` is where the part begins (a multiple of 32), so that q, k and v, or gate and up, become one Linear
+// without a copy.
 size_t packed_weight_bytes(DType dtype, int64_t n, int64_t k);
 void pack_weight(Context& context, const void* rows, DType dtype, int64_t first_row, int64_t num_rows, int64_t n,
                  int64_t k, void* packed);
@@ -129,8 +129,8 @@ size_t kv_block_bytes(DType dtype, int32_t block_size, const AttentionShape& sha
 // Copies whole blocks inside one layer: pairs [n, 2] of (source, destination).
 void copy_blocks(Context& context, const KvLayer& kv, const AttentionShape& shape, const int32_t* pairs, int32_t n);
 
-// out[t, :] = table row of token t; the table is packed as a Linear (it may be the tied output head). A previous id that
-// is -1 (its row failed) stands for token 0: what becomes of it is not used.
+// out[t, :] = table row of token t; the table is packed as a Linear (it may be the tied output head). A previous id
+// that is -1 (its row failed) stands for token 0: what becomes of it is not used.
 void embed(Context& context, const Linear& table, const int32_t* token_ids, const int32_t* previous_ids,
            const Matrix& out);
 

@@ -80,9 +80,9 @@ inline StepView view_step(const int32_t* host, const int32_t* base, int32_t* res
     auto words = [&](StepWord name) { return base + host[name]; };
     auto floats = [&](StepWord name) { return reinterpret_cast<const float*>(base + host[name]); };
     StepView step{};
-    step.batch = {host[kNumTokens],     host[kNumSeqs],      host[kTableWidth],  host[kMaxQueryLen],
-                  host[kMaxContextLen], words(kTokenIds),    previous_ids,       words(kPositions),
-                  words(kSlotMapping),  words(kQueryStart),  words(kContextLens), words(kBlockTables)};
+    step.batch = {host[kNumTokens],     host[kNumSeqs],     host[kTableWidth],   host[kMaxQueryLen],
+                  host[kMaxContextLen], words(kTokenIds),   previous_ids,        words(kPositions),
+                  words(kSlotMapping),  words(kQueryStart), words(kContextLens), words(kBlockTables)};
     step.num_rows = host[kNumRows];
     step.logits_rows = words(kLogitsRows);
     step.num_copies = host[kNumCopies];

@@ -1,8 +1,9 @@
-// device.h: the one header that gives a kernel CUDA. nvcc: the real one. A plain C++ compiler: csrc/simt, which runs the
-// same source on the host.
+// device.h: the one header that gives a kernel CUDA. nvcc: the real one. A plain C++ compiler: csrc/simt, which runs
+// the same source on the host.
 //
 // What keeps a kernel runnable both ways: launch({grid, block, sizeof(Shared), stream}, kernel, args...) instead of
-// <<<>>>; one `struct Shared` a kernel through shared_storage<Shared>() instead of __shared__; inline PTX only in ptx.h;
+// <<<>>>; one `struct Shared` a kernel through shared_storage<Shared>() instead of __shared__; inline PTX only in
+// ptx.h;
 // `_sync` intrinsics with explicit masks; no cooperative groups, no waiting for other blocks.
 #pragma once
 

@@ -29,9 +29,12 @@ struct TypeOf<bf16> {
 template <class F>
 void visit(DType dtype, F&& f) {
     switch (dtype) {
-        case DType::f32: return f(float{});
-        case DType::f16: return f(f16{});
-        case DType::bf16: return f(bf16{});
+        case DType::f32:
+            return f(float{});
+        case DType::f16:
+            return f(f16{});
+        case DType::bf16:
+            return f(bf16{});
     }
 }
 
