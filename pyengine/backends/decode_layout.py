@@ -39,8 +39,11 @@ ROW_WORDS: dict[str, int | float] = {
     "num_logprobs": -1,
 }
 
-_COUNT = {name: index for index, name in enumerate(COUNTS)}
-_OFFSET = {name: len(COUNTS) + index for index, name in enumerate(SECTIONS)}
+# Words of the header.
+_NUM_ROWS, _TABLE_WIDTH = COUNTS.index("num_rows"), COUNTS.index("table_width")
+_OFFSETS = {name: len(COUNTS) + index for index, name in enumerate(SECTIONS)}
+_ROW_OFFSETS = [_OFFSETS[name] for name in ROW_WORDS]
+_SEED_OFFSET, _TABLES_OFFSET = _OFFSETS["seed"], _OFFSETS["block_tables"]
 _ABSENT = ("num_copies", "num_penalties", "num_biases", "mask_words", "top_width")
 
 
@@ -143,24 +146,21 @@ class DecodeLayout:
 
     def fill(self, staging: IntArray, words: IntArray) -> None:
         """Write the step of `staging` (as StepInputs lays it out) into `words`, num_words long."""
-        rows, width = int(staging[_COUNT["num_rows"]]), int(staging[_COUNT["table_width"]])
+        header = staging[:HEADER_WORDS].tolist()
+        rows, width = header[_NUM_ROWS], header[_TABLE_WIDTH]
         words[: self._tables.start] = self._template
         by_row = words[self._row_words].reshape(len(ROW_WORDS), self.shape.rows)
-        for index, name in enumerate(ROW_WORDS):
-            by_row[index, :rows] = _section(staging, name, rows)
-        words[self._seed][: 2 * rows] = _section(staging, "seed", 2 * rows)
+        for index, word in enumerate(_ROW_OFFSETS):
+            by_row[index, :rows] = staging[header[word] : header[word] + rows]
+        seed, table = header[_SEED_OFFSET], header[_TABLES_OFFSET]
+        words[self._seed.start : self._seed.start + 2 * rows] = staging[seed : seed + 2 * rows]
         tables = words[self._tables].reshape(self.shape.rows, self._table_width)
         # What is left in the rest of a row is of no sequence: no kernel looks beyond a context.
         used = min(width, self._table_width)
-        tables[:rows, :used] = _section(staging, "block_tables", rows * width).reshape(rows, width)[:, :used]
+        tables[:rows, :used] = staging[table : table + rows * width].reshape(rows, width)[:, :used]
         tables[rows:, 0] = self._trash_block
 
     def result(self, words: IntArray, num_rows: int) -> IntArray:
         """The result of the first rows, as StepInputs.read wants it, of a result of this shape."""
         cut: npt.NDArray[np.int32] = words[: 2 * self.shape.rows].reshape(2, -1)[:, :num_rows].reshape(-1).copy()
         return cut
-
-
-def _section(staging: IntArray, name: str, length: int) -> IntArray:
-    begin = int(staging[_OFFSET[name]])
-    return staging[begin : begin + length]
