@@ -30,7 +30,7 @@ from .device_ops import CANARY, Device, Guarded
 EPS = 1e-6
 POSITIONS = 60
 # (head_dim, rotary_dim): all rotated, in part, not at all; what a 16-byte pack holds (8 or 4 elements) divides head_dim
-# and half of rotary_dim, or not; as many parts as lanes, or fewer.
+# and half of rotary_dim, or not; as many parts as lanes, or fewer; an odd number of packs that pass through.
 SIZES = (
     (16, 16),
     (32, 0),
@@ -42,6 +42,8 @@ SIZES = (
     (128, 96),
     (256, 64),
     (18, 10),
+    (40, 16),
+    (20, 8),
 )
 
 
