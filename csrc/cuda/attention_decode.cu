@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(DecodeTile<T, kHeadDim>::kThreads, DecodeTile<
         queries.load(row[0], row[1], job.paired_q);
 
         RowState<kHeadDim> state;
-        const int low[2] = {first, first}, high[2] = {end - 1, end - 1};
+        const int last[2] = {end - 1, end - 1};
         for (int step = 0; step < steps; step++) {
             float scores[kKeys / 8][4] = {};
             cp_async_wait<kRing - 1>();
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(DecodeTile<T, kHeadDim>::kThreads, DecodeTile<
             multiply_keys<Lines, kKeys>(scores, queries, ring[2 * step % kRing]);
             __syncwarp();
             fetch(2 * step + kRing);
-            mask_keys(scores, warp_begin + step * kWarps * kKeys, low, high);
+            mask_keys(scores, warp_begin + step * kWarps * kKeys, last, end - first);
             weigh(scores, state, job.scale);
             cp_async_wait<kRing - 1>();
             __syncwarp();

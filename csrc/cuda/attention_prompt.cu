@@ -23,10 +23,8 @@ struct PromptTile {
     static constexpr int kThreads = kWarps * 32, kRows = kWarps * kRowsOfWarp;
     static constexpr int kKeys = kIsWide ? 32 : 64;
     static constexpr int kElements = kKeys * Lines::kStride;
-    static constexpr int kResident = kIsWide          ? 1
-                                     : kWarps == 4    ? 3
-                                     : kHeadDim <= 64 ? 2
-                                                      : 1;  // blocks that a processor has registers for
+    // Blocks that a processor must have registers for: as many as the sums leave without spilling any.
+    static constexpr int kResident = kWarps > 4 ? (kHeadDim <= 32 ? 2 : 1) : kIsWide ? 1 : kHeadDim > 80 ? 2 : 3;
 
     struct Shared {
         alignas(16) T keys[2][kElements];
@@ -94,14 +92,14 @@ __global__ void __launch_bounds__(PromptTile<T, kHeadDim, kWarps>::kThreads, Pro
     const auto element_of = [&](int r) {  // where row r begins in its token's row of q or out
         return (kv_head * job.group + r % job.group) * kHeadDim;
     };
-    int low[2], high[2];  // the keys that rows lane / 4 and lane / 4 + 8 of the warp see
+    const unsigned span = job.window > 0 ? job.window : INT32_MAX;
+    int last[2];  // the last keys that rows lane / 4 and lane / 4 + 8 of the warp see
     const T* query[2];
     for (int half = 0; half < 2; half++) {
         const int r = warp_row + lane / 4 + 8 * half;
         const int token = r / job.group;
         const bool exists = r < num_rows;
-        high[half] = exists ? past + token : -1;
-        low[half] = first_key(high[half], job.window);
+        last[half] = exists ? past + token : -1;
         query[half] =
             exists ? static_cast<const T*>(job.q) + (query_start + token) * job.q_stride + element_of(r) : nullptr;
     }
@@ -120,7 +118,7 @@ __global__ void __launch_bounds__(PromptTile<T, kHeadDim, kWarps>::kThreads, Pro
         const int stage = base / kKeys % 2;
         float scores[kKeys / 8][4] = {};
         multiply_keys<Lines, kKeys>(scores, queries, shared.keys[stage]);
-        if (base + kKeys > lowest + 1 || base < first_key(highest, job.window)) mask_keys(scores, base, low, high);
+        if (base + kKeys > lowest + 1 || base < first_key(highest, job.window)) mask_keys(scores, base, last, span);
         weigh(scores, state, job.scale);
         add_values<Lines, kKeys>(state, scores, shared.values[stage]);
     }

@@ -145,17 +145,16 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[kKeys / 8][4], con
     }
 }
 
-// Keys outside low .. high are not seen; `base` is the first key's position.
+// Of the keys from position `base` on, rows lane / 4 and lane / 4 + 8 see `span` that end with `last`.
 template <int kTiles>
-__device__ __forceinline__ void mask_keys(float (&scores)[kTiles][4], int base, const int (&low)[2],
-                                          const int (&high)[2]) {
+__device__ __forceinline__ void mask_keys(float (&scores)[kTiles][4], int base, const int (&last)[2], unsigned span) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int t = 0; t < kTiles; t++)
 #pragma unroll
         for (int c = 0; c < 4; c++) {
             const int key = base + t * 8 + lane % 4 * 2 + c % 2;
-            if (key < low[c / 2] || key > high[c / 2]) scores[t][c] = -INFINITY;
+            if (static_cast<unsigned>(last[c / 2] - key) >= span) scores[t][c] = -INFINITY;
         }
 }
 
