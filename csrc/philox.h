@@ -32,9 +32,11 @@ static PYENGINE_ANYWHERE constexpr PhiloxWords philox4x32_10(PhiloxWords counter
 // The 32 random bits of one token in one draw: key = seed, counter = (token_id / 4, position, 0, 0), word token_id % 4.
 // Counter words 2 and 3 are zero in draws of tokens; another use of the same seed must set one of them.
 static PYENGINE_ANYWHERE constexpr uint32_t draw_bits(uint64_t seed, uint32_t position, uint32_t token_id) {
-    return philox4x32_10(PhiloxWords{{token_id / 4, position, 0, 0}}, static_cast<uint32_t>(seed),
-                         static_cast<uint32_t>(seed >> 32))
-        .w[token_id % 4];
+    const PhiloxWords words = philox4x32_10(PhiloxWords{{token_id / 4, position, 0, 0}}, static_cast<uint32_t>(seed),
+                                            static_cast<uint32_t>(seed >> 32));
+    // Chosen, not indexed: a GPU has no registers that can be.
+    const uint32_t even = token_id & 2 ? words.w[2] : words.w[0], odd = token_id & 2 ? words.w[3] : words.w[1];
+    return token_id & 1 ? odd : even;
 }
 
 }  // namespace pyengine

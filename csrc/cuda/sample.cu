@@ -3,15 +3,16 @@
 //
 // What costs time is how often a block reads its row (512 kB at 128 k tokens):
 //
-//   greedy                          1   the largest logit
-//   temperature, min-p              2   the largest logit, the draw
-//   top-k (to 768), then top-p      2   the largest logit, a list of the tokens from a bound on; the rest is in the
-//   list top-p                           3   the largest logit, the mass by distance from it, a list log-probabilities
-//   +1   the mass of the raw logits; +1 for a list of the most likely ones; and +1 for the
-//                                       largest logit, once more, where penalties, bias or mask changed some
+//   1  greedy: the largest logit
+//   2  temperature alone, or with min-p: the largest logit, the draw
+//   2  top-k up to kMaxDirect, then perhaps top-p: the largest logit, a list; the rest is done in the list
+//   3  top-p: the largest logit, the mass by distance from it, a list
 //
-// The list holds kListed tokens. What does not fit (flat distributions) costs one or two passes more; with very many
-// equal logits up to 5.
+// and more for log-probabilities: one for the mass of the raw logits, one for a list if the most likely ones are
+// wanted, and one for the largest logit, again, where penalties, bias or a mask have changed it.
+//
+// The list holds kListed tokens. Where more are kept, the draw reads the row; and where more than that are in one bin,
+// further digits are counted, in up to 5 passes if all logits are equal.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -26,12 +27,12 @@ namespace {
 
 using namespace sampling;
 
-constexpr int kMaxThreads = 1024;
+constexpr int kMaxThreads = 768;      // with more, a thread has too few registers
 constexpr int kTokensPerThread = 16;  // as many, before a block gets more threads
 constexpr int kGroup = 4;             // consecutive tokens: one load of 16 bytes, one counter of the random numbers
 constexpr int kListed = 4096;
 constexpr int kBins = 2048;
-constexpr int kMaxDirect = kMaxThreads / 4 * 3;  // see list_highest
+constexpr int kMaxDirect = kMaxThreads / 4 * 3;  // tokens that own_max of all threads tell a bound of
 constexpr int64_t kRawBytes = 32 << 20;          // at most, of all copies of raw logits
 
 struct Job {
@@ -55,6 +56,16 @@ struct Cut {
     int bin;
     unsigned tokens_before, tokens_here;
     uint64_t amount_before;
+    uint64_t wanted;  // amount of the run
+    uint64_t total;   // amount in all bins
+};
+
+// Which tokens a pass of a selection is about.
+struct Filter {
+    uint64_t end;                // ranks >= end
+    uint64_t known, known_bits;  // whose ranks have these bits
+    int first_bin, last_bin;
+    bool weighted;  // and a weight: one without comes after the last that is kept
 };
 
 struct Shared {
@@ -63,9 +74,12 @@ struct Shared {
         Histogram histogram;
     };
     uint64_t partial[32];  // of each warp
+    Filter filter;         // written by one thread between two passes
     Cut cut;
-    uint64_t target;
-    double log_sum;
+    uint64_t wanted;
+    double log_sum;  // of the raw logits
+    float raw_max;
+    int first;   // of the tokens with the largest logit
     int length;  // of the list; more than kListed where it did not fit
     int place;
 };
@@ -77,7 +91,6 @@ struct Row {
     bool aligned;
     float temperature;
     float max;         // -infinity: nothing is left
-    int first;         // the first token of those that have it
     float own_max;     // of the tokens that this thread reads
     float bins_per_z;  // the unit of bin_of
 };
@@ -138,14 +151,6 @@ __device__ inline Prefix block_prefix(Shared& shared, uint64_t x) {
     return {warps_before + up_to - x, warp_total(of_warps)};
 }
 
-// The target that goes with a total, for all threads: computed by one, for doubles are slow on many GPUs.
-__device__ inline uint64_t shared_part_of(Shared& shared, uint64_t total, float top_p) {
-    __syncthreads();
-    if (threadIdx.x == 0) shared.target = part_of(total, top_p);
-    __syncthreads();
-    return shared.target;
-}
-
 // ---- passes over the row --------------------------------------------------------------------------------------------
 
 // Reads the row, kAtOnce groups of tokens a thread at a time: f(logits of a group, id of its first token). Logits
@@ -176,7 +181,7 @@ __device__ inline float z_of(float logit, const Row& row) {
 }
 
 // Finds the largest logit; with a mask (or null) makes those not allowed -infinity first. False if a logit was NaN or
-// +infinity before.
+// +infinity before, or if none is left.
 __device__ inline bool scan(Shared& shared, Row& row, const uint32_t* allow_mask) {
     bool bad = false;
     float best = -kInfinity;
@@ -201,8 +206,9 @@ __device__ inline bool scan(Shared& shared, Row& row, const uint32_t* allow_mask
     if (__syncthreads_or(bad)) return false;
     const uint64_t top = block_greatest(shared, best > -kInfinity ? rank_of(key_of(best), best_id) : 0);
     row.max = top ? logit_of(top) : -kInfinity;
-    row.first = id_of(top);
-    return true;
+    if (threadIdx.x == 0) shared.first = id_of(top);
+    __syncthreads();
+    return top != 0;
 }
 
 __device__ inline uint64_t mass(Shared& shared, const Row& row) {
@@ -212,27 +218,6 @@ __device__ inline uint64_t mass(Shared& shared, const Row& row) {
         for (int j = 0; j < kGroup; j++) sum += weight_of(z_of(l[j], row));
     });
     return block_total(shared, sum);
-}
-
-// Lists the finite tokens of which wanted(logit, rank) is true, in no order. Returns how many there are; not all are
-// listed where that is more than kListed.
-template <class F>
-__device__ __forceinline__ int list(Shared& shared, const Row& row, F wanted) {
-    __syncthreads();  // whatever was in the list or the histogram has been read
-    if (threadIdx.x == 0) shared.length = 0;
-    __syncthreads();
-    for_each_group<2>(row, [&](const float (&l)[kGroup], int first) {
-#pragma unroll
-        for (int j = 0; j < kGroup; j++) {
-            if (!(l[j] > -kInfinity)) continue;
-            const uint64_t rank = rank_of(key_of(l[j]), first + j);
-            if (!wanted(l[j], rank)) continue;
-            const int place = atomicAdd(&shared.length, 1);
-            if (place < kListed) shared.list[place] = rank;
-        }
-    });
-    __syncthreads();
-    return shared.length;
 }
 
 // Descending, bitonic. A warp's pairs lie in 64 places of its own as long as they are no more than 32 apart.
@@ -275,77 +260,122 @@ __device__ inline void choose_bins(Shared& shared, Row& row, float reach, float 
     row.bins_per_z = fminf(static_cast<float>(kBins) / spread, kLargest);
 }
 
-__device__ inline void clear_histogram(Shared& shared) {
+// Calls f(logit, rank) for the finite tokens that pass the filter.
+template <class F>
+__device__ __forceinline__ void for_each_passing(const Shared& shared, const Row& row, F f) {
+    const Filter& filter = shared.filter;
+    const int first_bin = filter.first_bin, last_bin = filter.last_bin;
+    const bool weighted = filter.weighted;
+    for_each_group<2>(row, [&](const float (&l)[kGroup], int first) {
+#pragma unroll
+        for (int j = 0; j < kGroup; j++) {
+            const int bin = bin_of(l[j], row);
+            if (!(l[j] > -kInfinity) || bin < first_bin || bin > last_bin) continue;
+            const uint64_t rank = rank_of(key_of(l[j]), first + j);
+            if (rank < filter.end || ((rank ^ filter.known) & filter.known_bits)) continue;
+            if (weighted && !(z_of(l[j], row) >= kLowestZ)) continue;
+            f(l[j], rank);
+        }
+    });
+}
+
+// Lists the tokens that pass, in no order. Returns how many there are; not all are listed where that is more than
+// kListed.
+__device__ inline int list_tokens(Shared& shared, const Row& row) {
+    __syncthreads();  // whatever was in the list or the histogram has been read
+    if (threadIdx.x == 0) shared.length = 0;
+    __syncthreads();
+    for_each_passing(shared, row, [&](float, uint64_t rank) {
+        const int place = atomicAdd(&shared.length, 1);
+        if (place < kListed) shared.list[place] = rank;
+    });
+    __syncthreads();
+    return shared.length;
+}
+
+// Ranks in descending order of bins: the bits of a logit, and then those of a token's id, from the top down.
+struct Digit {
+    int shift;
+    unsigned highest;
+};
+__device__ inline Digit digit_of(int number) {
+    switch (number) {
+        case 0:
+            return {53, (1 << 11) - 1};
+        case 1:
+            return {42, (1 << 11) - 1};
+        case 2:
+            return {32, (1 << 10) - 1};
+        case 3:
+            return {9, (1 << 10) - 1};
+        default:
+            return {0, (1 << 9) - 1};
+    }
+}
+static_assert(kMaxVocab == int64_t{1} << 19 && kBins == 1 << 11);
+
+// What a histogram counts: the threads' own largest logits by distance, all tokens by distance, tokens by a digit.
+enum Level { kOwnByDistance = -2, kByDistance = -1, kByDigit = 0 };
+
+__device__ inline void count_tokens(Shared& shared, const Row& row, int level) {
     __syncthreads();  // whatever was in the list or the histogram has been read
     for (int i = threadIdx.x; i < kBins; i += blockDim.x)
         shared.histogram.count[i] = shared.histogram.low[i] = shared.histogram.high[i] = 0;
     __syncthreads();
-}
-
-template <bool kWeighted>
-__device__ __forceinline__ void count_token(Histogram& histogram, int bin, float logit, const Row& row) {
-    atomicAdd(&histogram.count[bin], 1u);
-    if (!kWeighted) return;
-    const uint64_t weight = weight_of(z_of(logit, row));
-    const unsigned low = static_cast<unsigned>(weight), before = atomicAdd(&histogram.low[bin], low);
-    const unsigned high = static_cast<unsigned>(weight >> 32) + (before + low < low);
-    if (high) atomicAdd(&histogram.high[bin], high);
-}
-
-// The histogram over the finite tokens of the row; bin(logit, rank) below 0: it does not count.
-template <bool kWeighted, class F>
-__device__ __forceinline__ void count_tokens(Shared& shared, const Row& row, F bin) {
-    clear_histogram(shared);
-    for_each_group<2>(row, [&](const float (&l)[kGroup], int first) {
-#pragma unroll
-        for (int j = 0; j < kGroup; j++) {
-            if (!(l[j] > -kInfinity)) continue;
-            const int b = bin(l[j], rank_of(key_of(l[j]), first + j));
-            if (b >= 0) count_token<kWeighted>(shared.histogram, b, l[j], row);
-        }
-    });
+    if (level == kOwnByDistance) {
+        if (row.own_max > -kInfinity) atomicAdd(&shared.histogram.count[bin_of(row.own_max, row)], 1u);
+    } else {
+        const Digit digit = digit_of(level);
+        for_each_passing(shared, row, [&](float l, uint64_t rank) {
+            const unsigned bin =
+                level == kByDistance ? bin_of(l, row) : ~static_cast<unsigned>(rank >> digit.shift) & digit.highest;
+            atomicAdd(&shared.histogram.count[bin], 1u);
+            if (!shared.filter.weighted) return;
+            const uint64_t weight = weight_of(z_of(l, row));
+            const unsigned low = static_cast<unsigned>(weight);
+            const unsigned before = atomicAdd(&shared.histogram.low[bin], low);
+            const unsigned high = static_cast<unsigned>(weight >> 32) + (before + low < low);
+            if (high) atomicAdd(&shared.histogram.high[bin], high);
+        });
+    }
     __syncthreads();
 }
 
-// The tokens and weights (of tokens: 1 each) in the bins of one thread.
-struct Share {
-    int first, last;
-    unsigned tokens;
-    uint64_t amount;
+// How much is wanted: so many tokens, or (if none) a part of the weight of all.
+struct Target {
+    int tokens;
+    float part;
 };
 
-template <bool kWeighted>
-__device__ __forceinline__ uint64_t amount_in(const Histogram& histogram, int bin) {
-    return kWeighted ? histogram.low[bin] + (uint64_t{histogram.high[bin]} << 32) : histogram.count[bin];
+// The amount that is wanted of a total, for all threads: computed by one, for doubles are slow on many GPUs.
+__device__ inline uint64_t amount_of(Shared& shared, const Target& target, uint64_t total) {
+    if (target.tokens) return min(static_cast<uint64_t>(target.tokens), total);
+    __syncthreads();
+    if (threadIdx.x == 0) shared.wanted = part_of(total, target.part);
+    __syncthreads();
+    return shared.wanted;
 }
 
-template <bool kWeighted>
-__device__ inline Share share_of_thread(const Histogram& histogram) {
+// Finds the bin in which the amounts reach what is wanted; `wanted` 0: the target's, of their sum.
+__device__ inline Cut cut_histogram(Shared& shared, bool weighted, const Target& target, uint64_t wanted) {
+    const Histogram& histogram = shared.histogram;
+    const auto amount_in = [&](int bin) {
+        return weighted ? histogram.low[bin] + (uint64_t{histogram.high[bin]} << 32) : histogram.count[bin];
+    };
     const int size = (kBins + blockDim.x - 1) / blockDim.x;
-    Share share{min(kBins, static_cast<int>(threadIdx.x) * size), 0, 0, 0};
-    share.last = min(kBins, share.first + size);
-    for (int bin = share.first; bin < share.last; bin++) {
-        share.tokens += histogram.count[bin];
-        share.amount += amount_in<kWeighted>(histogram, bin);
-    }
-    return share;
-}
-
-// The bin in which the amounts reach a target, at least 1 and at most their sum. find_target(sum) is called by all.
-template <bool kWeighted, class F>
-__device__ __forceinline__ Cut cut_histogram(Shared& shared, F find_target) {
-    const Share share = share_of_thread<kWeighted>(shared.histogram);
-    const Prefix amounts = block_prefix(shared, share.amount);
-    const uint64_t target = find_target(amounts.total);
-    uint64_t tokens_before = amounts.before;
-    if (kWeighted) tokens_before = block_prefix(shared, share.tokens).before;
-    if (amounts.before < target && target <= amounts.before + share.amount) {
-        Cut cut{share.first, static_cast<unsigned>(tokens_before), 0, amounts.before};
+    const int first = min(kBins, static_cast<int>(threadIdx.x) * size), last = min(kBins, first + size);
+    uint64_t tokens = 0, amount = 0;
+    for (int bin = first; bin < last; bin++) tokens += histogram.count[bin], amount += amount_in(bin);
+    const Prefix amounts = block_prefix(shared, amount);
+    const uint64_t tokens_before = block_prefix(shared, tokens).before;
+    if (wanted == 0) wanted = amount_of(shared, target, amounts.total);
+    if (amounts.before < wanted && wanted <= amounts.before + amount) {
+        Cut cut{first, static_cast<unsigned>(tokens_before), 0, amounts.before, wanted, amounts.total};
         for (;; cut.bin++) {
-            const uint64_t amount = amount_in<kWeighted>(shared.histogram, cut.bin);
-            cut.tokens_here = shared.histogram.count[cut.bin];
-            if (cut.amount_before + amount >= target) break;
-            cut.amount_before += amount;
+            const uint64_t here = amount_in(cut.bin);
+            cut.tokens_here = histogram.count[cut.bin];
+            if (cut.amount_before + here >= wanted) break;
+            cut.amount_before += here;
             cut.tokens_before += cut.tokens_here;
         }
         shared.cut = cut;
@@ -354,144 +384,97 @@ __device__ __forceinline__ Cut cut_histogram(Shared& shared, F find_target) {
     return shared.cut;
 }
 
-// The place in the sorted list of the token with which the amounts reach a target, found as in cut_histogram.
-template <bool kWeighted, class F>
-__device__ __forceinline__ int cut_list(Shared& shared, const Row& row, int length, F find_target) {
-    const auto amount_at = [&](int i) { return kWeighted ? weight_of(z_of(logit_of(shared.list[i]), row)) : 1; };
+// The place in the sorted list of the token with which the amounts reach what is wanted; as above.
+__device__ inline int cut_list(Shared& shared, const Row& row, int length, bool weighted, const Target& target,
+                               uint64_t wanted) {
+    const auto amount_at = [&](int i) {
+        return weighted ? weight_of(z_of(logit_of(shared.list[i]), row)) : uint64_t{1};
+    };
     const int size = (length + blockDim.x - 1) / blockDim.x;
     const int first = min(length, static_cast<int>(threadIdx.x) * size), last = min(length, first + size);
     uint64_t amount = 0;
     for (int i = first; i < last; i++) amount += amount_at(i);
     const Prefix prefix = block_prefix(shared, amount);
-    const uint64_t target = find_target(prefix.total);
-    if (prefix.before < target && target <= prefix.before + amount) {
+    if (wanted == 0) wanted = amount_of(shared, target, prefix.total);
+    if (prefix.before < wanted && wanted <= prefix.before + amount) {
+        uint64_t sum = prefix.before;
         int i = first;
-        for (uint64_t sum = prefix.before + amount_at(i); sum < target; sum += amount_at(i)) i++;
+        while ((sum += amount_at(i)) < wanted) i++;
         shared.place = i;
     }
     __syncthreads();
     return shared.place;
 }
 
-// The list of `length` tokens, cut where it reaches the target: what is kept.
-template <bool kWeighted, class F>
-__device__ __forceinline__ Kept keep_of_list(Shared& shared, const Row& row, int length, F find_target) {
-    sort_list(shared, length);
-    const int place = cut_list<kWeighted>(shared, row, length, find_target);
-    return {shared.list[place], place + 1};
-}
-
-// Ranks in descending order of bins: the bits of a logit, and then those of a token's id, from the top down.
-constexpr int kDigits = 5;
-struct Digit {
-    int shift, bits;
-};
-__device__ inline Digit digit_of(int level) {
-    switch (level) {
-        case 0:
-            return {53, 11};
-        case 1:
-            return {42, 11};
-        case 2:
-            return {32, 10};
-        case 3:
-            return {9, 10};
-        default:
-            return {0, 9};
-    }
-}
-static_assert(kMaxVocab == int64_t{1} << 19 && kBins == 1 << 11);
-
-// Whether a token has a part in what is summed. One without weight comes after the last that is kept.
-template <bool kWeighted>
-__device__ __forceinline__ bool counts(float logit, uint64_t rank, const Row& row, const Kept& from) {
-    return rank >= from.end && (!kWeighted || z_of(logit, row) >= kLowestZ);
-}
-
-// What is kept where the histogram over bins of distance has been cut: the tokens in question are listed, or counted
-// digit by digit until they fit a list. `target` counts from the first kept token on.
-template <bool kWeighted>
-__device__ __forceinline__ Kept keep_of_cut(Shared& shared, const Row& row, const Kept& from, Cut cut,
-                                            uint64_t target) {
-    const int bin = cut.bin;
-    if (cut.tokens_before + cut.tokens_here <= kListed) {
-        const int length = list(shared, row, [&](float l, uint64_t rank) {
-            return bin_of(l, row) <= bin && counts<kWeighted>(l, rank, row, from);
-        });
-        return keep_of_list<kWeighted>(shared, row, length, [&](uint64_t) { return target; });
-    }
-    uint64_t known = 0, known_bits = 0;  // of the rank of the last kept token
-    for (int level = 0; level < kDigits && cut.tokens_here > kListed; level++) {
-        target -= cut.amount_before;
+// Leaves the tokens of a bin, and with `before` those of the bins before it.
+__device__ inline void narrow(Filter& filter, int level, int bin, bool before) {
+    if (level == kByDistance) {
+        filter.last_bin = bin;
+        filter.first_bin = before ? 0 : bin;
+    } else {
         const Digit digit = digit_of(level);
-        const unsigned highest = (1u << digit.bits) - 1;
-        count_tokens<kWeighted>(shared, row, [&](float l, uint64_t rank) {
-            const bool here =
-                bin_of(l, row) == bin && ((rank ^ known) & known_bits) == 0 && counts<kWeighted>(l, rank, row, from);
-            return here ? static_cast<int>(highest - (static_cast<unsigned>(rank >> digit.shift) & highest)) : -1;
-        });
-        cut = cut_histogram<kWeighted>(shared, [&](uint64_t) { return target; });
-        known |= uint64_t{highest - cut.bin} << digit.shift;
-        known_bits |= uint64_t{highest} << digit.shift;
+        filter.known |= uint64_t{digit.highest - bin} << digit.shift;
+        filter.known_bits |= uint64_t{digit.highest} << digit.shift;
     }
-    target -= cut.amount_before;
-    const int length = list(shared, row, [&](float l, uint64_t rank) {
-        return bin_of(l, row) == bin && ((rank ^ known) & known_bits) == 0 && counts<kWeighted>(l, rank, row, from);
-    });
-    return {keep_of_list<kWeighted>(shared, row, length, [&](uint64_t) { return target; }).end, -1};
 }
 
-__device__ inline Kept list_from(Shared& shared, const Row& row, uint64_t end) {
-    const int length = list(shared, row, [&](float, uint64_t rank) { return rank >= end; });
-    sort_list(shared, length);
-    return {end, length};
-}
-
-// The k highest tokens of the row, or all finite ones if they are fewer; listed, if k <= kListed.
-__device__ inline Kept keep_highest(Shared& shared, Row& row, int k) {
-    const auto first_k = [&](uint64_t total) { return min(static_cast<uint64_t>(k), total); };
-    if (row.vocab <= kListed) {
-        const int length = list(shared, row, [](float, uint64_t) { return true; });
-        return keep_of_list<false>(shared, row, length, first_k);
+// Of the tokens kept so far, the highest that reach the target; or all, if they do not. They are listed if they are no
+// more than kListed, at least where the target is a number of tokens.
+//
+// Where the tokens in question are too many for the list, a histogram tells in which bin the last kept one is, and then
+// those of this bin are in question; with the tokens before them, if both fit.
+__device__ inline Kept keep(Shared& shared, Row& row, const Kept& from, const Target& target) {
+    const bool weighted = target.tokens == 0;
+    if (threadIdx.x == 0) shared.filter = {from.end, 0, 0, 0, kBins, weighted};
+    uint64_t wanted = 0;     // of the tokens in question; 0: not known yet
+    bool from_first = true;  // no kept token is before those in question
+    bool fits = from.listed >= 0 || row.vocab <= kListed, listed = from.listed >= 0;
+    int length = from.listed, level = !weighted && target.tokens <= kMaxDirect ? kOwnByDistance : kByDistance;
+    for (;;) {
+        if (!fits) {
+            if (level < kByDigit)
+                choose_bins(shared, row, level == kByDistance ? 3.0f : 1.0f,
+                            weighted ? -kLowestZ * row.temperature : kLargest);
+            count_tokens(shared, row, level);
+            const Cut cut = cut_histogram(shared, weighted, target, wanted);
+            if (level == kByDistance && !weighted && cut.total <= static_cast<uint64_t>(target.tokens)) {
+                if (cut.total > kListed) return {from.end, -1};
+                fits = true;
+            } else if (level == kOwnByDistance) {
+                // At least so many tokens reach this bin as there are threads whose largest does, and few more.
+                const int last_bin = cut.total < static_cast<uint64_t>(target.tokens) ? kBins : cut.bin;
+                if (threadIdx.x == 0) shared.filter.last_bin = last_bin;
+                fits = true;
+            } else {
+                wanted = cut.wanted;
+                fits = level == kByDistance && cut.tokens_before + cut.tokens_here <= kListed;
+                if (threadIdx.x == 0) narrow(shared.filter, level, cut.bin, fits);
+                if (!fits) {
+                    from_first = false;
+                    wanted -= cut.amount_before;
+                    fits = cut.tokens_here <= kListed;
+                }
+            }
+            level++;
+            if (!fits) continue;
+        }
+        if (!listed) {
+            length = list_tokens(shared, row);
+            if (length > kListed) {  // so it was a guess
+                if (threadIdx.x == 0) shared.filter.last_bin = kBins;
+                fits = false;
+                continue;
+            }
+            sort_list(shared, length);
+        }
+        const int place = cut_list(shared, row, length, weighted, target, wanted);
+        const uint64_t end = shared.list[place];
+        if (from_first) return {end, place + 1};
+        if (weighted || target.tokens > kListed) return {end, -1};
+        if (threadIdx.x == 0) shared.filter = {end, 0, 0, 0, kBins, false};
+        from_first = true;
+        wanted = target.tokens;
     }
-    if (k <= kMaxDirect) {
-        // The bin that the k highest of the threads' own largest logits reach: at least k tokens reach it, and few
-        // more.
-        choose_bins(shared, row, 1.0f, kLargest);
-        clear_histogram(shared);
-        if (row.own_max > -kInfinity) atomicAdd(&shared.histogram.count[bin_of(row.own_max, row)], 1u);
-        __syncthreads();
-        const Cut cut = cut_histogram<false>(shared, first_k);
-        const int bin = cut.tokens_before + cut.tokens_here < static_cast<unsigned>(k) ? kBins : cut.bin;
-        const int length = list(shared, row, [&](float l, uint64_t) { return bin_of(l, row) <= bin; });
-        if (length <= kListed) return keep_of_list<false>(shared, row, length, first_k);
-    }
-    choose_bins(shared, row, 3.0f, kLargest);
-    uint64_t finite = 0;
-    count_tokens<false>(shared, row, [&](float l, uint64_t) { return bin_of(l, row); });
-    const Cut cut = cut_histogram<false>(shared, [&](uint64_t total) { return finite = total, first_k(total); });
-    if (finite <= static_cast<uint64_t>(k)) return finite <= kListed ? list_from(shared, row, 0) : Kept{0, -1};
-    const Kept kept = keep_of_cut<false>(shared, row, {0, -1}, cut, k);
-    return kept.listed < 0 && k <= kListed ? list_from(shared, row, kept.end) : kept;
-}
-
-// Of the tokens kept so far, the highest whose weights reach the part top_p of those of all.
-__device__ inline Kept keep_mass(Shared& shared, Row& row, const Kept& from, float top_p) {
-    const auto part = [&](uint64_t total) { return shared_part_of(shared, total, top_p); };
-    if (from.listed >= 0) {
-        const int place = cut_list<true>(shared, row, from.listed, part);
-        return {shared.list[place], place + 1};
-    }
-    if (row.vocab <= kListed) {
-        const int length = list(shared, row, [](float, uint64_t) { return true; });
-        return keep_of_list<true>(shared, row, length, part);
-    }
-    choose_bins(shared, row, 3.0f, -kLowestZ * row.temperature);
-    count_tokens<true>(shared, row,
-                       [&](float l, uint64_t rank) { return counts<true>(l, rank, row, from) ? bin_of(l, row) : -1; });
-    uint64_t target = 0;
-    const Cut cut = cut_histogram<true>(shared, [&](uint64_t total) { return target = part(total); });
-    return keep_of_cut<true>(shared, row, from, cut, target);
 }
 
 // ---- draw -----------------------------------------------------------------------------------------------------------
@@ -517,7 +500,7 @@ __device__ inline int draw_from_row(Shared& shared, const Row& row, uint64_t end
                                     uint32_t position) {
     constexpr float kRounding = 0.001f;  // of `near` below, for a z that can still win
     const float per_logit = 1.0f / row.temperature, lowest = end ? logit_of(end) : -kLargest;
-    uint64_t best = prospect_of(0, uniform_of(draw_bits(seed, position, row.first)), row.first);
+    uint64_t best = prospect_of(0, uniform_of(draw_bits(seed, position, shared.first)), shared.first);
     float bound = logit_of(best);  // some token of the warp has as much
     for_each_group<2>(row, [&](const float (&l)[kGroup], int first) {
         const float top = fmaxf(fmaxf(l[0], l[1]), fmaxf(l[2], l[3]));
@@ -542,14 +525,7 @@ __device__ inline int draw_from_row(Shared& shared, const Row& row, uint64_t end
 }
 
 // The token of a row whose logits are processed and scanned; -1: none.
-__device__ inline int choose(Shared& shared, Row& row, const SamplingRows& rows, int r) {
-    row.temperature = rows.temperature[r];
-    if (!(row.temperature >= kSmallestNormal)) return row.first;
-    const int top_k = rows.top_k[r];
-    const float top_p = rows.top_p[r];
-    Kept kept{0, -1};
-    if (top_k > 0 && top_k < row.vocab) kept = keep_highest(shared, row, top_k);
-    if (top_p < 1) kept = keep_mass(shared, row, kept, top_p);
+__device__ inline int draw(Shared& shared, const Row& row, const Kept& kept, const SamplingRows& rows, int r) {
     const float min_z = lowest_z(rows.min_p[r]);
     if (!(min_z <= 0)) return -1;
     const uint64_t seed = rows.seed[r];
@@ -619,48 +595,68 @@ __device__ inline void report_failure(const SampledRows& out, int r) {
     __syncthreads();
 }
 
-__device__ inline void sample_row(Shared& shared, const Job& job, int r, float* raw) {
+__device__ inline void report_top(Shared& shared, const Row& row, int length, const SampledRows& out, int r) {
+    for (int i = threadIdx.x; i < length; i += blockDim.x) {
+        const int64_t at = int64_t{r} * out.top_width + i;
+        out.top_ids[at] = id_of(shared.list[i]);
+        out.top_logprobs[at] = logprob_of(logit_of(shared.list[i]), row.max, shared.log_sum);
+    }
+}
+
+// `keeps_raw`: needs_raw of the row.
+__device__ inline void sample_row(Shared& shared, const Job& job, int r, bool keeps_raw) {
     const SamplingRows& rows = job.rows;
     const SampledRows& out = job.out;
     report_failure(out, r);  // until there is something better
     const int target = rows.target[r], num_logprobs = rows.num_logprobs[r];
-    const bool reported = target >= 0 || num_logprobs >= 0;
-    const uint32_t* const mask = rows.allow_mask ? rows.allow_mask + int64_t{r} * ((job.vocab + 31) / 32) : nullptr;
+    const bool reported = target >= 0 || num_logprobs >= 0, adjusted = target < 0 && is_adjusted(rows, r);
+    // Formed where they are needed, to save registers.
+    const auto raw = [&] { return keeps_raw ? job.raw + int64_t{blockIdx.x} * job.vocab : nullptr; };
+    const auto mask = [&] {
+        return rows.allow_mask ? rows.allow_mask + int64_t{r} * ((job.vocab + 31) / 32) : nullptr;
+    };
 
-    Row row{job.logits + r * job.stride, job.vocab, job.aligned, 1.0f, -kInfinity, -1, -kInfinity, 0};
-    float raw_max = 0;
-    if (reported) {
-        if (!scan(shared, row, nullptr) || row.first < 0) return;
-        raw_max = row.max;
-        const uint64_t sum = mass(shared, row);
-        if (threadIdx.x == 0) shared.log_sum = log_of_mass(sum);
-        const int top = min(min(num_logprobs, out.top_width), job.vocab);
-        if (top > 0) {
-            const Kept kept = keep_highest(shared, row, top);
-            for (int i = threadIdx.x; i < kept.listed; i += blockDim.x) {
-                const int64_t at = int64_t{r} * out.top_width + i;
-                out.top_ids[at] = id_of(shared.list[i]);
-                out.top_logprobs[at] = logprob_of(logit_of(shared.list[i]), raw_max, shared.log_sum);
-            }
-        }
-    }
-
+    Row row{job.logits + r * job.stride, job.vocab, job.aligned, 1.0f, -kInfinity, -kInfinity, 0};
     int token_id = target;
-    bool adjusted = false;
-    if (target < 0) {
-        adjusted = is_adjusted(rows, r);
-        if (adjusted && !adjust(row.logits, raw, rows, r)) return report_failure(out, r);
-        if (!reported || adjusted || mask) {
-            if (!scan(shared, row, mask) || row.first < 0) return report_failure(out, r);
+    // The raw logits, if something is reported of them, and then the processed ones: one loop, since most of the code
+    // would be there twice otherwise.
+#pragma unroll 1
+    for (bool is_raw = reported; is_raw || target < 0; is_raw = false) {
+        if (!is_raw && adjusted && !adjust(row.logits, raw(), rows, r)) return report_failure(out, r);
+        if (is_raw || !reported || adjusted || rows.allow_mask) {
+            if (!scan(shared, row, is_raw ? nullptr : mask())) return report_failure(out, r);
         }
-        token_id = choose(shared, row, rows, r);
+        row.temperature = is_raw ? 1.0f : rows.temperature[r];
+        if (!(row.temperature >= kSmallestNormal)) {
+            token_id = shared.first;
+            break;
+        }
+        if (is_raw) {
+            const uint64_t sum = mass(shared, row);
+            if (threadIdx.x == 0) shared.log_sum = log_of_mass(sum), shared.raw_max = row.max;
+        }
+        Kept kept{0, -1};
+        const int top_k = is_raw ? min(num_logprobs, out.top_width) : rows.top_k[r];
+        const float top_p = is_raw ? 1.0f : rows.top_p[r];
+#pragma unroll 1
+        for (int step = 0; step < 2; step++) {
+            if (step == 0 ? top_k <= 0 || (top_k >= job.vocab && !is_raw) : !(top_p < 1)) continue;
+            kept = keep(shared, row, kept, step == 0 ? Target{top_k, 1.0f} : Target{0, top_p});
+        }
+        if (is_raw) {
+            report_top(shared, row, kept.listed, out, r);
+            continue;
+        }
+        token_id = draw(shared, row, kept, rows, r);
         if (token_id < 0) return report_failure(out, r);
+        break;
     }
     const bool overwritten = reported && adjusted && was_adjusted(rows, r, token_id);
     if (threadIdx.x > 0) return;
     out.token_ids[r] = token_id;
     // An allowed token's logit is not changed by the mask.
-    if (reported) out.logprobs[r] = logprob_of((overwritten ? raw : row.logits)[token_id], raw_max, shared.log_sum);
+    if (reported)
+        out.logprobs[r] = logprob_of((overwritten ? raw() : row.logits)[token_id], shared.raw_max, shared.log_sum);
 }
 
 // The first num_raw blocks have memory for raw logits, and sample all rows that need some; each of the others samples a
@@ -668,11 +664,11 @@ __device__ inline void sample_row(Shared& shared, const Job& job, int r, float* 
 __global__ void __launch_bounds__(kMaxThreads) sample_rows(Job job) {
     Shared& shared = shared_storage<Shared>();
     const int block = blockIdx.x;
-    float* const raw = block < job.num_raw ? job.raw + int64_t{block} * job.vocab : nullptr;
-    const int first = raw ? block : block - job.num_raw, step = raw ? job.num_raw : job.rows.num_rows;
+    const bool keeps_raw = block < job.num_raw;
+    const int first = keeps_raw ? block : block - job.num_raw, step = keeps_raw ? job.num_raw : job.rows.num_rows;
     for (int r = first; r < job.rows.num_rows; r += step) {
-        if (needs_raw(job.rows, r) != (raw != nullptr)) continue;
-        sample_row(shared, job, r, raw);
+        if (needs_raw(job.rows, r) != keeps_raw) continue;
+        sample_row(shared, job, r, keeps_raw);
         __syncthreads();  // what it read of shared memory
     }
 }
