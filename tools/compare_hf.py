@@ -68,12 +68,19 @@ class OurModel:
         dtype: as for Engine.
         max_tokens: most tokens of one step; longer inputs are computed in chunks, as chunked prefill does.
         max_context: as for Engine; also the longest input.
+        device: as for Engine.
     """
 
     def __init__(
-        self, model: str | Path, dtype: str = "auto", *, max_tokens: int = 512, max_context: int | None = None
+        self,
+        model: str | Path,
+        dtype: str = "auto",
+        *,
+        max_tokens: int = 512,
+        max_context: int | None = None,
+        device: str = "cpu",
     ) -> None:
-        loaded = load_model(model, device="cpu", dtype=dtype, max_context=max_context, num_threads=None, progress=None)
+        loaded = load_model(model, device=device, dtype=dtype, max_context=max_context, num_threads=None, progress=None)
         self.spec = loaded.spec
         self.tokenizer = loaded.tokenizer
         self._backend = loaded.backend
@@ -223,6 +230,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--prompt", help="text to compare on (default: a short story)")
     parser.add_argument("--prompt-ids", help="token ids to compare on, separated by commas")
+    parser.add_argument("--device", default="cpu", help="of ours: cpu, cuda, cuda:N (default cpu)")
     parser.add_argument("--chunk", type=_positive, default=512, help="most tokens of one step of ours (default 512)")
     parser.add_argument(
         "--tolerance",
@@ -293,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     transformers.logging.disable_progress_bar()
     try:
         resolved = resolve_model(options.model)
-        with OurModel(resolved.folder, options.dtype, max_tokens=options.chunk) as model:
+        with OurModel(resolved.folder, options.dtype, max_tokens=options.chunk, device=options.device) as model:
             token_ids = _token_ids(options, model)
             ours = model.forward(token_ids)
     except (PyEngineError, ValueError) as error:
