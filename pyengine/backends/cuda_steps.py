@@ -172,8 +172,9 @@ class StepRunner:
         return decode.layout
 
     def _decode(self, words: IntArray) -> None:
-        # A graph keeps the addresses, so the previous ids are given whether this step needs them or not.
-        previous = self._result[: self._limits.max_seqs]
+        # A graph keeps the addresses, so the previous ids are given whether this step needs them or not; all that there
+        # can be, for a prompt whose log-probabilities are wanted had a row for each token.
+        previous = self._result[: self._limits.max_tokens]
         self._decoder.step(words, self._result, arrays=self._decode_words, previous=previous)
 
     def _captured(self, words: IntArray) -> Any:

@@ -214,6 +214,18 @@ def test_plain_decode_steps_are_replayed_as_graphs_and_give_the_same_bits(
         assert cuda_backend(engine).graph_counts.captured <= counts.captured + 1
 
 
+def test_a_graph_follows_a_pass_with_more_rows_than_sequences(cupy: HostCupy, folder: Path) -> None:
+    """Planned ahead, the first decode step takes its token from row 44 of a prompt with log-probabilities."""
+    params = dataclasses.replace(PLAIN, prompt_logprobs=0)
+    few = [[(17 * j) % 297 + 2 for j in range(45)], [5, 6]]
+    found = []
+    for overlap in (False, True):
+        with Engine(folder, device="simt", overlap=overlap, **{**SETTINGS, "max_num_seqs": 2}) as engine:
+            found.append(ids(engine.generate(few, params)))
+            assert cuda_backend(engine).graph_counts.replayed > 0
+    assert found[0] == found[1]
+
+
 def test_rows_that_fill_a_graph_touch_no_block_of_a_sequence(cupy: HostCupy, folder: Path) -> None:
     """Five rows in a graph of six, the pool full to the last block: what the sixth writes must be seen by nobody."""
     few = [[(31 * i + 7 * j) % 297 + 2 for j in range(20)] for i in range(5)]
