@@ -99,10 +99,14 @@ DecoderConfig read_config(const py::dict& d) {
     c.dtype = parse_dtype(get<std::string>(d, "dtype"));
     c.norm_eps = get<float>(d, "norm_eps");
     c.activation = parse_activation(get<std::string>(d, "activation"));
-    c.attention = {get<int32_t>(d, "num_heads"),  get<int32_t>(d, "num_kv_heads"),  get<int32_t>(d, "head_dim"),
+    c.attention = {get_positive(d, "num_heads"),  get_positive(d, "num_kv_heads"),  get_positive(d, "head_dim"),
                    get<int32_t>(d, "rotary_dim"), get<float>(d, "attention_scale"), 0};
+    if (c.attention.num_heads % c.attention.num_kv_heads != 0)
+        refuse("num_heads", "is " + std::to_string(c.attention.num_heads) +
+                                "; it must be a multiple of num_kv_heads, " + std::to_string(c.attention.num_kv_heads) +
+                                ".");
     c.sliding_windows = get<std::vector<int32_t>>(d, "sliding_windows");
-    c.block_size = get<int32_t>(d, "block_size");
+    c.block_size = get_positive(d, "block_size");
     c.rope_positions = get<int64_t>(d, "rope_positions");
     c.limits = {get<int32_t>(d, "max_tokens"),
                 get<int32_t>(d, "max_seqs"),

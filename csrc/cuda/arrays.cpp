@@ -3,7 +3,9 @@
 
 #include <pybind11/stl.h>
 
+#include <charconv>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -42,7 +44,15 @@ void read_type(Array& array, const std::string& typestr) {
     if (typestr.size() < 3 || (typestr[0] != '<' && typestr[0] != '|'))
         refuse(array.name, "has items of type '" + typestr + "', which the device does not have.");
     array.kind = typestr[1];
-    array.itemsize = std::stoll(typestr.substr(2));
+    const char* const end = typestr.data() + typestr.size();
+    const auto size = std::from_chars(typestr.data() + 2, end, array.itemsize);
+    if (size.ec != std::errc{} || size.ptr != end || array.itemsize < 1)
+        refuse(array.name, "has items of type '" + typestr + "', which has no size.");
+}
+
+void check_shape(const Array& array) {
+    for (const int64_t length : array.shape)
+        if (length < 0) refuse(array.name, "has a dimension of negative length.");
 }
 
 void read_layout(Array& array, const py::object& strides) {
@@ -70,6 +80,7 @@ Array array_of(py::handle object, const std::string& name) {
         if (interface["version"].cast<int>() < 3) refuse(name, "has a __cuda_array_interface__ of a version before 3.");
         if (!field(interface, "mask").is_none()) refuse(name, "is masked.");
         array.shape = interface["shape"].cast<std::vector<int64_t>>();
+        check_shape(array);
         read_type(array, interface["typestr"].cast<std::string>());
         read_layout(array, field(interface, "strides"));
         const auto data = interface["data"].cast<std::pair<uintptr_t, bool>>();
@@ -84,7 +95,7 @@ Array array_of(py::handle object, const std::string& name) {
         refuse(name, "has a __cuda_array_interface__ without all that version 3 says.");
     }
     if (array.stream == uintptr_t{0}) refuse(name, "names stream 0, which __cuda_array_interface__ does not allow.");
-    if (array.size() > 0 && cuda::device_of(array.data) < 0)
+    if (array.size() > 0 && (!array.data || cuda::device_of(array.data) < 0))
         refuse(name, "does not lie in the memory of a CUDA device.");
     return array;
 }

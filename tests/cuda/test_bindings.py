@@ -77,6 +77,12 @@ def test_the_guard_of_a_buffer_sees_a_write_of_one_byte_on_each_side(simt: Modul
         ({"shape": ...}, "without all that version 3 says"),
         ({"data": 7}, "whose fields are not what version 3 says"),
         ({"shape": "2x2"}, "whose fields are not what version 3 says"),
+        ({"data": (0, False)}, "does not lie in the memory of a CUDA device"),
+        ({"shape": (-2, 2)}, "has a dimension of negative length"),
+        ({"typestr": "<f"}, "has items of type '<f'"),
+        ({"typestr": "<f0"}, "has items of type '<f0', which has no size"),
+        ({"typestr": "<f4x"}, "has items of type '<f4x', which has no size"),
+        ({"typestr": "<f99999999999999999999"}, "which has no size"),
         ({"mask": HostArray(np.ones(1, bool))}, "is masked"),
         ({"stream": 0}, "names stream 0"),
         ({"strides": (4,)}, "has not one stride for each dimension"),
@@ -228,6 +234,10 @@ def test_the_decoder_names_the_array_that_it_refuses(device: Device, bad: str) -
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("num_kv_heads", 0, "is 0; it must be at least 1"),
+        ("num_heads", 0, "is 0; it must be at least 1"),
+        ("head_dim", -1, "is -1; it must be at least 1"),
+        ("block_size", 0, "is 0; it must be at least 1"),
         ("mlp_rows", 0, "is 0; it must be at least 1"),
         ("logits_rows", -3, "is -3; it must be at least 1"),
         ("dtype", "int8", "it must be float32, float16 or bfloat16"),
