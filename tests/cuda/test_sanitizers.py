@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,19 +20,30 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = ("norm", "elements", "rope", "copies", "attention", "products", "sampling")
 
 
-@pytest.fixture(scope="module", params=["thread", "address"])
-def start(request: pytest.FixtureRequest) -> tuple[list[str], dict[str, str]]:
+@cache
+def start(sanitizer: str) -> tuple[list[str], dict[str, str]]:
     """How a Python program is started under the sanitizer: what comes before its arguments, and the environment."""
     try:
-        return [*prefix(request.param), sys.executable], environment(request.param, build("_simt", request.param))
+        return [*prefix(sanitizer), sys.executable], environment(sanitizer, build("_simt", sanitizer))
     except CannotBuild as missing:
         pytest.skip(f"the kernels cannot be watched: {missing}")
 
 
+def cases() -> list[Any]:
+    sampled = {("thread", "attention"), ("thread", "sampling")}
+    return [
+        pytest.param(sanitizer, case, marks=pytest.mark.sample if (sanitizer, case) in sampled else ())
+        for sanitizer in ("thread", "address")
+        for case in CASES
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_nothing_is_reported(start: tuple[list[str], dict[str, str]], case: str) -> None:
-    before, env = start
+@pytest.mark.parametrize(("sanitizer", "case"), cases())
+def test_nothing_is_reported(sanitizer: str, case: str) -> None:
+    before, env = start(sanitizer)
     command = [*before, "-m", "tests.cuda.watched_cases", case]
-    ran = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ran = subprocess.run(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900
+    )
     assert (ran.returncode, ran.stdout) == (0, f"{case}: done\n"), ran.stdout[-20000:]
