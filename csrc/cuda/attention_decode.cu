@@ -29,7 +29,7 @@ struct DecodeTile {
     using Lines = std::conditional_t<kHeadDim % 64 == 0, TurnedLines<kHeadDim>, PaddedLines<kHeadDim>>;
     static constexpr int kWarps = kHeadDim > 128 ? 2 : 4, kThreads = kWarps * 32;
     static constexpr int kElements = kKeys * Lines::kStride;
-    // As many buffers as leave room for two blocks on the processors with the least shared memory.
+    // As many buffers as leave room for two blocks on the processors with the least shared memory; one beside queries.
     static constexpr int kFit = 48 * 1024 / (kWarps * kElements * static_cast<int>(sizeof(T)));
     static constexpr int kRing = kFit < 8 ? kFit : 8;
     static constexpr int kResident = kHeadDim > 128 ? 4 : 3;  // blocks that a processor has registers for
