@@ -408,11 +408,6 @@ FAULTS = (
             "    for (int i = length + threadIdx.x; i < size; i += blockDim.x) shared.list[i] = 0;\n",
             "",
         ),
-        (
-            "sample: the next row begins while this one is read",
-            "        __syncthreads();  // what it read of shared memory\n",
-            "",
-        ),
     ),
 )
 

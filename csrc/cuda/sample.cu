@@ -586,7 +586,7 @@ __device__ inline bool was_adjusted(const SamplingRows& rows, int r, int id) {
 
 __device__ inline void report_failure(const SampledRows& out, int r) {
     const float nan = same_bits<float>(0x7fc00000u);
-    __syncthreads();  // all that was reported before
+    __syncthreads();  // what was reported before, and what thread 0 still reads of shared memory for the last row
     for (int i = threadIdx.x; i < out.top_width; i += blockDim.x) {
         out.top_ids[int64_t{r} * out.top_width + i] = -1;
         out.top_logprobs[int64_t{r} * out.top_width + i] = nan;
@@ -667,9 +667,7 @@ __global__ void __launch_bounds__(kMaxThreads) sample_rows(Job job) {
     const bool keeps_raw = block < job.num_raw;
     const int first = keeps_raw ? block : block - job.num_raw, step = keeps_raw ? job.num_raw : job.rows.num_rows;
     for (int r = first; r < job.rows.num_rows; r += step) {
-        if (needs_raw(job.rows, r) != keeps_raw) continue;
-        sample_row(shared, job, r, keeps_raw);
-        __syncthreads();  // what it read of shared memory
+        if (needs_raw(job.rows, r) == keeps_raw) sample_row(shared, job, r, keeps_raw);
     }
 }
 
