@@ -260,10 +260,11 @@ bool multiply(MatmulLibrary& library, const Matrix& x, const Linear& linear, con
     set_shape(plan.d, y);
     if (bias) library.set(plan.desc, DescAttribute::bias_pointer, bias);
     const float one = 1.0f, zero = 0.0f;
-    library.check(library.f.Matmul(library.handle, plan.desc, &one, linear.weight, plan.a, x.data, plan.b, &zero,
-                                   y.data, plan.d, y.data, plan.d, &plan.algorithm, reinterpret_cast<void*>(workspace),
-                                   plan.workspace_bytes, stream),
-                  "cublasLtMatmul");
+    const Status status = library.f.Matmul(library.handle, plan.desc, &one, linear.weight, plan.a, x.data, plan.b,
+                                           &zero, y.data, plan.d, y.data, plan.d, &plan.algorithm,
+                                           reinterpret_cast<void*>(workspace), plan.workspace_bytes, stream);
+    if (status == Status::not_supported) return false;  // the algorithm was chosen for another number of rows
+    library.check(status, "cublasLtMatmul");
     return true;
 }
 

@@ -157,6 +157,9 @@ void gemm(Context& context, const Matrix& x, const Linear& linear, const Matrix&
         by_library = found != context.rows_do_not_matter.end() && found->second;
     }
     if (by_library && cuda::multiply_by_library(context, x, linear, y, context.scratch, context.scratch_bytes)) return;
+    if (by_library && context.deterministic)  // the rows of our own kernel would have other bits
+        throw cuda::DeviceError("cuBLASLt does not multiply " + std::to_string(x.rows) +
+                                " rows with the algorithm that was checked for fewer.");
     cuda::launch_gemm_kernel(x, linear, y, context.stream);
 }
 

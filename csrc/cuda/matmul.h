@@ -51,8 +51,8 @@ size_t matmul_scratch_bytes(const MatmulLibrary& library);
 //
 // An algorithm is asked for once for each ProductType and each power of two of rows (or once, with `one_algorithm`),
 // and kept. That first call loads kernels: it must not be captured in a graph, so whoever captures makes it before;
-// nothing is asked for or allocated in the later ones. False: the library has no algorithm for it, and nothing was
-// done.
+// nothing is asked for or allocated in the later ones. False: the library has no algorithm for it, or the one it has
+// does not serve this number of rows; nothing was done.
 bool multiply(MatmulLibrary& library, const Matrix& x, const Linear& linear, const void* bias, const Matrix& y,
               void* scratch, size_t scratch_bytes, cudaStream_t stream);
 

@@ -229,6 +229,14 @@ def test_a_shape_without_an_algorithm_is_left_alone_and_asked_for_once(calls: Ca
     library.close()
 
 
+def test_a_number_of_rows_that_the_algorithm_does_not_serve_is_left_alone(calls: Calls) -> None:
+    library = calls.open(calls.fake_path)
+    rng = np.random.default_rng(6)
+    served = [product(library, rng, rows, 16, 32, ("bf16", "bf16"), False) for rows in (12, 13, 14)]
+    assert served == [True, False, True]
+    library.close()
+
+
 def test_every_object_of_the_library_is_destroyed_once(calls: Calls) -> None:
     library = calls.open(calls.fake_path)
     for rows in (1, 3, 4):
