@@ -16,7 +16,8 @@ namespace pyengine::ops {
 struct Context {
     int device = 0;
     cudaStream_t stream = nullptr;
-    // A row's result must not depend on the other rows, nor on how its prompt was cut into chunks (docs/cuda-design.md).
+    // A row's result must not depend on the other rows, nor on how its prompt was cut into chunks
+    // (docs/cuda-design.md).
     bool deterministic = false;
     cuda::MatmulLibraryPtr matmul;
     // With `deterministic`: whether the library's rows have the same bits whatever their number (prepare_gemm).
