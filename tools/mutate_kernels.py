@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 300
+IGNORED = frozenset({"__pycache__", ".hypothesis", ".pytest_cache"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,12 +426,20 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        ignored = shutil.ignore_patterns("__pycache__", ".hypothesis", "*.so", "weights")
+        wanted = ["pyproject.toml", "CMakeLists.txt"]
         for name in ("csrc", "tests"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        for name in ("pyproject.toml", "CMakeLists.txt"):
-            shutil.copy(ROOT / name, folder)
+            files = (path.relative_to(ROOT) for path in (ROOT / name).rglob("*") if path.is_file())
+            wanted += [str(file) for file in files if not IGNORED.intersection(file.parts)]
+        for name in ("csrc", "tests"):
+            for path in (folder / name).rglob("*"):
+                if path.is_file() and str(path.relative_to(folder)) not in wanted:
+                    path.unlink()
+        for name in wanted:
+            source, path = ROOT / name, folder / name
+            # Only what differs, and with the time of now: what was compiled from a fault is compiled again.
+            if not path.exists() or path.read_bytes() != source.read_bytes():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(source.read_bytes())
         self.environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
         for name in ("PYENGINE_SIMT", "PYTEST_ADDOPTS", "SIMT_ORDER"):
             self.environment.pop(name, None)
