@@ -128,24 +128,41 @@ def test_large_vocabularies_give_what_the_cpu_gives(device: Device, vocab: int) 
     check(device, np.roll(logits, 1, axis=0), rows)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        Row(top_k=LISTED + 150, seed=1),
-        Row(top_p=0.9, seed=2),
-        Row(top_k=LISTED + 150, top_p=0.99, seed=3),
-        Row(top_k=40, num_logprobs=64, seed=4),
-        Row(top_k=700, top_p=0.5, seed=5),
-    ],
-)
-@pytest.mark.parametrize("steps", [0, 1e-7, 1e-3, 1])
-def test_nearly_equal_logits_are_told_apart_to_the_last_bit(device: Device, row: Row, steps: float) -> None:
-    """More of them in one bin of the histogram than the list holds; with steps of 0, ids alone decide."""
-    vocab = LISTED + 300
-    spread = np.random.default_rng(3).permutation(vocab) % 7
-    logits = np.stack([20 + steps * spread, -1e-3 * (1 + steps * spread)]).astype(F32)
-    logits[:, 17] = -30.0
-    check(device, logits, [dataclasses.replace(row, seed=row.seed + r) for r in range(2)])
+def of_one_thread(vocab: int) -> NDArray[np.bool_]:
+    """Some tokens, among them all that some thread reads: groups of 4, as many groups apart as a block has
+    threads, which is a multiple of 32."""
+    return np.arange(vocab) // 4 % 32 == 5
+
+
+@pytest.mark.parametrize(("ulps", "different"), [(0, 1), (1, 8), (1, 1024), (1 << 10, 7), (1 << 20, 2)])
+def test_nearly_equal_logits_are_told_apart_to_the_last_bit(device: Device, ulps: int, different: int) -> None:
+    """More of them in one bin of the histogram than the list holds; where all are equal, ids alone decide."""
+    rows = [
+        Row(top_k=LISTED + 1, num_logprobs=64),
+        Row(top_p=0.5),
+        Row(top_k=LISTED + 150, top_p=0.9),
+        Row(top_k=40, penalties={3: 1}, frequency_penalty=1.0, num_logprobs=3),
+        Row(top_k=576, top_p=0.5),
+    ]
+    rows = [dataclasses.replace(row, seed=seed) for seed in range(3) for row in rows]
+    vocab = 2 * LISTED + 101
+    rng = np.random.default_rng(different)
+    steps = rng.integers(0, different, (len(rows), vocab), np.int32) * ulps
+    logits = (F32(20.0).view(np.int32) + steps).view(F32)
+    logits[:, of_one_thread(vocab)] = -3000.0  # so that the bins are wide
+    check(device, logits, rows)
+
+
+def test_tokens_that_few_threads_read_are_all_found(device: Device) -> None:
+    vocab = 2 * LISTED
+    rng = np.random.default_rng(4)
+    logits = np.minimum(rng.normal(size=(8, vocab)), 2.0).astype(F32)
+    logits[:, ::4] = 3.0  # the largest logits of all threads are equal, and tell nothing of the others
+    left = of_one_thread(vocab)
+    logits[:4, ~left] = -INF
+    rows = [Row(temperature=50.0, top_k=200, seed=seed, num_logprobs=64) for seed in range(4)]
+    rows += [Row(temperature=50.0, top_k=200, seed=seed, allowed=left) for seed in range(4)]
+    check(device, logits, rows)
 
 
 @pytest.mark.parametrize(
