@@ -592,6 +592,10 @@ void bind_sample(py::module_& m) {
             if (rows.rows.allow_mask && rows.mask_words != n * ((lm.cols + 31) / 32))
                 refuse("allow_mask", "must have ceil(vocab / 32) words for each row.");
             check_range(rows.rows.target, n, "target", INT32_MIN, lm.cols);
+            if (host_can_read_arrays()) {
+                check_range(rows.rows.penalty_ids, rows.rows.penalty_start[n], "penalty_ids", 0, lm.cols);
+                check_range(rows.rows.bias_ids, rows.rows.bias_start[n], "bias_ids", 0, lm.cols);
+            }
             await_arrays(self, rows.kept);
             const Array top = array_for(*self.context, top_ids, "top_ids");
             if (top.dimensions() != 2 || top.shape[0] != n) refuse("top_ids", "must have shape (rows, top_width).");

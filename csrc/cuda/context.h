@@ -20,9 +20,9 @@ struct Context {
     // (docs/cuda-design.md).
     bool deterministic = false;
     cuda::MatmulLibraryPtr matmul;
-    // With `deterministic`: whether the library's rows have the same bits whatever their number (prepare_gemm).
-    // Products of other types are computed by our own kernel.
-    std::map<cuda::ProductType, bool> rows_do_not_matter;
+    // With `deterministic`: up to how many rows at a time the library was seen to give a row the same bits
+    // (prepare_gemm). Products that are not here, or have 0, are computed by our own kernel.
+    std::map<cuda::ProductType, int64_t> checked_rows;
     // Shared by all ops, one at a time: an op may use all of it from the start, and finds anything in it.
     char* scratch = nullptr;
     size_t scratch_bytes = 0;

@@ -40,6 +40,10 @@ bool is_aligned(const Matrix& matrix) {
            matrix.stride * static_cast<int64_t>(size_of(matrix.dtype)) % 16 == 0;
 }
 
+Matrix rows_of(const Matrix& m, int64_t begin, int64_t count) {
+    return {static_cast<char*>(m.data) + begin * m.stride * size_of(m.dtype), m.dtype, count, m.cols, m.stride};
+}
+
 size_t rounded_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // The stride of a single row says nothing: here it does no harm.
@@ -84,15 +88,15 @@ std::vector<char> random_elements(DType dtype, int64_t count) {
     return bytes;
 }
 
-// Whether the library gives a row the same bits however many rows there are and wherever it stands among them. As many
-// of the numbers of rows are tried as scratch has room for.
-bool rows_do_not_matter(ops::Context& context, const Linear& linear, DType y_dtype) {
+// Up to how many rows the library gives a row the same bits however many there are and wherever it stands among them:
+// as many as scratch has room for, or 0 where it does not.
+int64_t rows_that_do_not_matter(ops::Context& context, const Linear& linear, DType y_dtype) {
     const size_t own = rounded_up(linear.n * size_of(y_dtype)) + matmul_scratch_bytes(*context.matmul);
     const int64_t x_stride = ceil_div(linear.k, 32) * 32, y_stride = ceil_div(linear.n, 32) * 32;
     const size_t x_row = x_stride * size_of(linear.dtype), y_row = y_stride * size_of(y_dtype);
     const size_t room = context.scratch_bytes > own + 512 ? context.scratch_bytes - own - 512 : 0;
     const int64_t rows = std::min<int64_t>(kMostRowsToCompare, room / (x_row + y_row));
-    if (rows < 2) return false;
+    if (rows < 2) return 0;
     char* const x_data = context.scratch + rounded_up(own);
     const Matrix x{x_data, linear.dtype, rows, linear.k, x_stride};
     const Matrix y{x_data + rounded_up(rows * x_row), y_dtype, rows, linear.n, y_stride};
@@ -110,17 +114,17 @@ bool rows_do_not_matter(ops::Context& context, const Linear& linear, DType y_dty
         check(cudaStreamSynchronize(context.stream), "cudaStreamSynchronize");
         return true;
     };
-    if (!product(0, rows, expected)) return false;
+    if (!product(0, rows, expected)) return 0;
     const size_t written = linear.n * size_of(y_dtype);
     for (const int64_t count : kRowsToCompare) {
         if (count > rows) break;
         for (const int64_t first : {int64_t{0}, rows - count}) {
-            if (!product(first, count, result)) return false;
+            if (!product(first, count, result)) return 0;
             for (int64_t r = 0; r < count; r++)
-                if (std::memcmp(&result[r * y_row], &expected[(first + r) * y_row], written) != 0) return false;
+                if (std::memcmp(&result[r * y_row], &expected[(first + r) * y_row], written) != 0) return 0;
         }
     }
-    return true;
+    return rows;
 }
 
 }  // namespace
@@ -129,9 +133,10 @@ bool prepare_gemm(ops::Context& context, const Linear& linear, DType y_dtype) {
     if (!context.matmul || linear.n == 0 || linear.k == 0) return false;
     if (!context.deterministic) return true;
     const ProductType type = product_type(linear, y_dtype);
-    const auto found = context.rows_do_not_matter.find(type);
-    if (found != context.rows_do_not_matter.end()) return found->second;
-    return context.rows_do_not_matter[type] = rows_do_not_matter(context, linear, y_dtype);
+    auto found = context.checked_rows.find(type);
+    if (found == context.checked_rows.end())
+        found = context.checked_rows.emplace(type, rows_that_do_not_matter(context, linear, y_dtype)).first;
+    return found->second > 0;
 }
 
 size_t gemm_scratch_bytes(const ops::Context& context, const StepLimits&) {
@@ -152,15 +157,22 @@ void gemm(Context& context, const Matrix& x, const Linear& linear, const Matrix&
     if (x.rows != y.rows) cuda::refuse("y", "must have as many rows as x");
     if (x.rows == 0 || linear.n == 0) return;
     bool by_library = context.matmul && linear.k > 0;
+    int64_t at_once = x.rows;
     if (by_library && context.deterministic) {
-        const auto found = context.rows_do_not_matter.find(cuda::product_type(linear, y.dtype));
-        by_library = found != context.rows_do_not_matter.end() && found->second;
+        const auto found = context.checked_rows.find(cuda::product_type(linear, y.dtype));
+        by_library = found != context.checked_rows.end() && found->second > 0;
+        if (by_library) at_once = found->second;  // what more rows at a time would give was not checked
     }
-    if (by_library && cuda::multiply_by_library(context, x, linear, y, context.scratch, context.scratch_bytes)) return;
-    if (by_library && context.deterministic)  // the rows of our own kernel would have other bits
-        throw cuda::DeviceError("cuBLASLt does not multiply " + std::to_string(x.rows) +
-                                " rows with the algorithm that was checked for fewer.");
-    cuda::launch_gemm_kernel(x, linear, y, context.stream);
+    if (!by_library) return cuda::launch_gemm_kernel(x, linear, y, context.stream);
+    for (int64_t begin = 0; begin < x.rows; begin += at_once) {
+        const int64_t count = std::min(at_once, x.rows - begin);
+        const Matrix part = cuda::rows_of(x, begin, count), y_part = cuda::rows_of(y, begin, count);
+        if (cuda::multiply_by_library(context, part, linear, y_part, context.scratch, context.scratch_bytes)) continue;
+        if (context.deterministic)  // the rows of our own kernel would have other bits
+            throw cuda::DeviceError("cuBLASLt does not multiply " + std::to_string(count) +
+                                    " rows with the algorithm that was checked.");
+        cuda::launch_gemm_kernel(part, linear, y_part, context.stream);
+    }
 }
 
 size_t packed_weight_bytes(DType dtype, int64_t n, int64_t k) {

@@ -1,7 +1,8 @@
 // matmul.cpp: the library of matmul.h where kernels run on the host: a plain loop, k in order, sums in fp32.
 //
-// With SIMT_ROWS_MATTER=1 in the environment when it is opened it sums the halves of k apart and rounds each to y's
-// type where there are fewer than 8 rows, as a library may that chooses its algorithm by the number of rows.
+// With SIMT_ROWS_MATTER=few or many in the environment when it is opened it sums the halves of k apart and rounds each
+// to y's type where there are fewer than 8 rows, or more than 64, as a library may that chooses its algorithm by the
+// number of rows.
 #include "../cuda/matmul.h"
 
 #include <cstdlib>
@@ -14,14 +15,18 @@
 namespace pyengine::cuda {
 
 struct MatmulLibrary {
-    bool rows_matter;
+    int64_t fewest = 0, most = INT64_MAX;  // rows with other sums than these
 };
 
 void MatmulLibraryDeleter::operator()(MatmulLibrary* library) const { delete library; }
 
 MatmulLibraryPtr open_matmul(const std::string&, bool) {
-    const char* const rows_matter = std::getenv("SIMT_ROWS_MATTER");
-    return MatmulLibraryPtr(new MatmulLibrary{rows_matter && std::strcmp(rows_matter, "1") == 0});
+    const char* const set = std::getenv("SIMT_ROWS_MATTER");
+    const std::string which = set ? set : "";
+    MatmulLibraryPtr library(new MatmulLibrary);
+    if (which == "few") library->fewest = 8;
+    if (which == "many") library->most = 64;
+    return library;
 }
 
 std::string describe(const MatmulLibrary&) { return "a loop on the host"; }
@@ -63,7 +68,7 @@ void multiply_typed(bool in_halves, const Matrix& x, const Linear& linear, const
 
 bool multiply(MatmulLibrary& library, const Matrix& x, const Linear& linear, const void* bias, const Matrix& y, void*,
               size_t, cudaStream_t stream) {
-    const bool in_halves = library.rows_matter && x.rows < 8;
+    const bool in_halves = x.rows < library.fewest || x.rows > library.most;
     const auto work = [=] {
         visit(linear.dtype, [&](auto zero) {
             using T = decltype(zero);

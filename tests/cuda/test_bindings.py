@@ -419,7 +419,7 @@ def test_a_deterministic_decoder_knows_which_products_the_library_may_compute(
     simt: ModuleType, monkeypatch: pytest.MonkeyPatch, deterministic: bool
 ) -> None:
     """The library sums in another order where there are fewer than 8 rows: that must show without the setting."""
-    monkeypatch.setenv("SIMT_ROWS_MATTER", "1")
+    monkeypatch.setenv("SIMT_ROWS_MATTER", "few")
     tiny = tiny_on(Device("simt-forward", simt), deterministic=deterministic)
     logits = []
     for count in (1, 12):

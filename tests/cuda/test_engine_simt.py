@@ -163,7 +163,7 @@ def test_company_changes_no_bit(cupy: HostCupy, folder: Path, deterministic: boo
 def test_deterministic_chunks_change_no_bit_whatever_the_matrix_library_does(
     cupy: HostCupy, folder: Path, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
-    monkeypatch.setenv("SIMT_ROWS_MATTER", "1")  # the library sums in another order for few rows
+    monkeypatch.setenv("SIMT_ROWS_MATTER", "few")  # the library sums in another order for few rows
     found = {}
     for tokens, deterministic in itertools.product((64, budget), (False, True)):
         settings = {**SETTINGS, "max_num_batched_tokens": tokens}
@@ -330,7 +330,10 @@ def test_no_engine_can_be_made_on_a_device_that_has_failed_and_nothing_is_kept(
 
 def test_head_sizes_and_vocabularies_that_no_kernel_has_are_refused_at_load(cupy: HostCupy, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"head_dim is 48; the CUDA backend handles head sizes 16, 32"):
-        Engine(write_model(tmp_path, {**CONFIG, "head_dim": 48}), device="simt")
+        Engine(write_model(tmp_path / "heads", {**CONFIG, "head_dim": 48}), device="simt")
+    large = {**CONFIG, "vocab_size": 2**19 + 1, "hidden_size": 8, "tie_word_embeddings": True}
+    with pytest.raises(ModelError, match=r"vocab_size is 524289; the CUDA backend handles at most 524288"):
+        Engine(write_model(tmp_path / "words", large), device="simt")
 
 
 def test_a_device_that_only_tests_have_is_gone_with_them(folder: Path) -> None:
