@@ -76,9 +76,9 @@ struct SamplingRows {
     const int32_t* penalty_ids;       // distinct tokens of prompt and output of the row
     const int32_t* penalty_counts;    // how often each is in the output (0: in the prompt only)
     const int32_t* bias_start;        // [R + 1]
-    const int32_t* bias_ids;
-    const float* bias_values;    // added to the logit; -inf forbids the token
-    const uint32_t* allow_mask;  // [R, ceil(vocab / 32)] bit set: allowed; or null
+    const int32_t* bias_ids;          // distinct within a row
+    const float* bias_values;         // added to the logit; -inf forbids the token
+    const uint32_t* allow_mask;       // [R, ceil(vocab / 32)] bit set: allowed; or null
 };
 
 struct SampledRows {
