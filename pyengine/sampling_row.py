@@ -64,8 +64,10 @@ class SamplingRow:
         self._num_output = 0
         self._min_tokens = params.min_tokens
         self._base_bias = (list(params.logit_bias.keys()), list(params.logit_bias.values()))
-        forbidden = sorted(set(end_ids)) if params.min_tokens else []
-        self._min_bias = (self._base_bias[0] + forbidden, self._base_bias[1] + [float("-inf")] * len(forbidden))
+        # Each token once: a backend may add the biases of a row in any order.
+        forbidden = dict.fromkeys(sorted(set(end_ids)) if params.min_tokens else (), float("-inf"))
+        with_minimum = {**params.logit_bias, **forbidden}
+        self._min_bias = (list(with_minimum.keys()), list(with_minimum.values()))
         self._penalized = repetition != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         self.penalty_ids: list[int] = []
         self.penalty_counts: list[int] = []
