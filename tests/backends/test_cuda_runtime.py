@@ -189,5 +189,8 @@ Engine(sys.argv[1], device="cpu", kv_cache_memory="1MiB", num_threads=1).close()
 print([name for name in sys.modules if name.split(".")[0] in ("cupy", "cupyx", "cuda") or name.endswith("._cuda")])
 """
     folder = write_model(tmp_path)
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    # Elsewhere, so that the folder of this checkout does not stand in for what is installed.
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     assert done.stdout.strip() == "[]"

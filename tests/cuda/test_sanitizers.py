@@ -8,15 +8,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.simt.build import CannotBuild, build
-from tests.simt.watched import environment, prefix
+from tests.simt.watched import environment, prefix, starting_folder
 
-ROOT = Path(__file__).resolve().parents[2]
 CASES = ("norm", "elements", "rope", "copies", "attention", "products", "sampling")
 
 
@@ -44,6 +42,12 @@ def test_nothing_is_reported(sanitizer: str, case: str) -> None:
     before, env = start(sanitizer)
     command = [*before, "-m", "tests.cuda.watched_cases", case]
     ran = subprocess.run(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900
+        command,
+        cwd=starting_folder(),
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
     )
     assert (ran.returncode, ran.stdout) == (0, f"{case}: done\n"), ran.stdout[-20000:]

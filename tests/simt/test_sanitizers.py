@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .build import CannotBuild, build
-from .watched import REPORTED, environment, prefix
+from .watched import REPORTED, environment, prefix, starting_folder
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,13 @@ class Watched:
         command = [*self.before, sys.executable, "-c", RUN_CHECKS, str(self.module), *checks]
         env = dict(self.env, SIMT_ORDER=order)
         ran = subprocess.run(
-            command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+            command,
+            env=env,
+            cwd=starting_folder(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
         )
         return ran.returncode, ran.stdout
 
@@ -143,5 +149,5 @@ OPS = [
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_the_tests_of_the_ops_find_nothing_to_report(sanitizer: str, tests: str) -> None:
     command = [sys.executable, "-m", "tests.simt.watched", sanitizer, "-m", "pytest", "-q", "-x", f"tests/cuda/{tests}"]
-    ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ran = subprocess.run(command, cwd=starting_folder(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert ran.returncode == 0, ran.stdout[-20000:]

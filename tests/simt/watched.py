@@ -10,13 +10,16 @@ the line that leaves its memory. The exit status is not 0 where it had something
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
-from .build import CannotBuild, build, find_compiler
+from .build import ROOT, CannotBuild, build, find_compiler
 
 REPORTED = 66  # exit status of a program that ran to its end under ThreadSanitizer, with reports
 LIBRARIES = {"thread": "libtsan.so", "address": "libasan.so"}
@@ -53,6 +56,19 @@ def prefix(sanitizer: str) -> list[str]:
     raise CannotBuild(f"Python does not start under the {sanitizer} sanitizer here: {answer[:300]}")
 
 
+@cache
+def starting_folder() -> Path:
+    """Where programs of the tests are started: `tests` can be imported there, and pyengine is the installed one.
+
+    In the checkout itself its sources, which have no extension modules, would be found first.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="pyengine-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in ("tests", "csrc", "pyproject.toml"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sanitizer", choices=sorted(LIBRARIES))
@@ -60,7 +76,7 @@ def main() -> int:
     given = parser.parse_args()
     before = prefix(given.sanitizer)
     env = environment(given.sanitizer, build("_simt", given.sanitizer))  # compiled before, not under, the sanitizer
-    return subprocess.run([*before, sys.executable, *given.arguments], env=env).returncode
+    return subprocess.run([*before, sys.executable, *given.arguments], env=env, cwd=starting_folder()).returncode
 
 
 if __name__ == "__main__":
