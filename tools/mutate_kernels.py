@@ -80,9 +80,9 @@ FAULTS = (
             "table[(key + 1) / job.block_size] * job.block_elements",
         ),
         (
-            "prompt: heads of a group change places",
-            "(kv_head * job.group + r % job.group) * kHeadDim",
-            "(kv_head * job.group + (r + 1) % job.group) * kHeadDim",
+            "prompt: a head has the query of the next one of its group",
+            "(query_start + token) * job.q_stride + element_of(r)",
+            "(query_start + token) * job.q_stride + element_of(r + 1)",
         ),
         (
             "prompt: a row behind the last one is written",
@@ -90,9 +90,9 @@ FAULTS = (
             "        if (r > num_rows) continue;\n",
         ),
         (
-            "prompt: a sequence with as many rows as tiles hold loses its last tile",
+            "prompt: a sequence that begins inside a tile gets none of its own",
             "job.query_start[seq] * job.group / rows + seq;",
-            "job.query_start[seq] * job.group / (rows + 1) + seq;",
+            "(job.query_start[seq] * job.group + rows - 1) / rows;",
         ),
     ),
     *faults_in(
@@ -153,9 +153,9 @@ FAULTS = (
             "            cp_async_wait<kRing>();\n            __syncwarp();\n            add_values",
         ),
         (
-            "decode: a buffer is filled while lanes still read it",
-            "            __syncwarp();\n            fetch(2 * step + kRing);",
-            "            fetch(2 * step + kRing);",
+            "decode: a warp's last step is lost unless it is full",
+            "(end - warp_begin + kWarps * kKeys - 1) / (kWarps * kKeys)",
+            "(end - warp_begin) / (kWarps * kKeys)",
         ),
         (
             "decode: the barrier before splits are summed is dropped",
