@@ -523,7 +523,7 @@ def main() -> int:
             print(f"The tests fail without any fault: {said}")
             return 2
         took = time.monotonic() - built
-        copy.limit_s = 60 + 5 * took
+        copy.limit_s = 60 + 2 * took
         print(f"{len(faults)} faults; to build takes {built - begin:.0f} s, to test {took:.0f} s", flush=True)
         for fault in faults:
             begin = time.monotonic()
