@@ -9,10 +9,6 @@ namespace pyengine {
 
 namespace {
 
-Matrix rows_of(const Matrix& m, int64_t begin, int64_t count) {
-    return {static_cast<char*>(m.data) + begin * m.stride * size_of(m.dtype), m.dtype, count, m.cols, m.stride};
-}
-
 Matrix first_rows(const Matrix& m, int64_t count) { return rows_of(m, 0, count); }
 
 SamplingRows sampling_from(const SamplingRows& s, int32_t begin, int32_t count, int64_t vocab_size) {

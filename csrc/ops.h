@@ -19,6 +19,10 @@ struct Matrix {
     int64_t rows, cols, stride;
 };
 
+inline Matrix rows_of(const Matrix& m, int64_t begin, int64_t count) {
+    return {static_cast<char*>(m.data) + begin * m.stride * size_of(m.dtype), m.dtype, count, m.cols, m.stride};
+}
+
 // y = x W^T + bias, W of shape [n, k] in the backend's own packed layout (see pack_weight); bias is fp32 [n] or null.
 struct Linear {
     const void* weight;

@@ -40,10 +40,6 @@ bool is_aligned(const Matrix& matrix) {
            matrix.stride * static_cast<int64_t>(size_of(matrix.dtype)) % 16 == 0;
 }
 
-Matrix rows_of(const Matrix& m, int64_t begin, int64_t count) {
-    return {static_cast<char*>(m.data) + begin * m.stride * size_of(m.dtype), m.dtype, count, m.cols, m.stride};
-}
-
 size_t rounded_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // The stride of a single row says nothing: here it does no harm.
@@ -166,7 +162,7 @@ void gemm(Context& context, const Matrix& x, const Linear& linear, const Matrix&
     if (!by_library) return cuda::launch_gemm_kernel(x, linear, y, context.stream);
     for (int64_t begin = 0; begin < x.rows; begin += at_once) {
         const int64_t count = std::min(at_once, x.rows - begin);
-        const Matrix part = cuda::rows_of(x, begin, count), y_part = cuda::rows_of(y, begin, count);
+        const Matrix part = rows_of(x, begin, count), y_part = rows_of(y, begin, count);
         if (cuda::multiply_by_library(context, part, linear, y_part, context.scratch, context.scratch_bytes)) continue;
         if (context.deterministic)  // the rows of our own kernel would have other bits
             throw cuda::DeviceError("cuBLASLt does not multiply " + std::to_string(count) +

@@ -110,13 +110,11 @@ def build_record() -> dict[str, Any]:
 
 def _cuda_record(decision: str) -> dict[str, Any]:
     """What the module _cuda says of itself. `decision` is what was decided when _cpu was built."""
-    try:
-        facts = json.loads(import_module("pyengine._cuda").build)
-    except ModuleNotFoundError as error:
-        if error.name != "pyengine._cuda":
-            raise
+    native = import_module("pyengine.backends.cuda_module").native
+    if native is None:
         reason = decision.removeprefix("not built: ")
         return {"built": False, "reason": "its module was removed" if reason == decision else reason}
+    facts = json.loads(native.build)
     return {"built": True, "toolkit": facts["cuda_toolkit"], "architectures": facts["architectures"].split()}
 
 

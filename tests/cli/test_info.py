@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import pyengine
+from pyengine.backends import cuda_module
 from pyengine.checkpoint import resolve_model
 from pyengine.checkpoint.safetensors_files import read_header
 from pyengine.cli.info import build_record, memory_need, model_record, run_build_info
@@ -90,7 +91,7 @@ def test_info_of_the_build_says_why_a_backend_is_not_there(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert re.search(r"^compiler +\w+ \d+\.", run("info", "--build").out, re.MULTILINE)
-    monkeypatch.setitem(sys.modules, "pyengine._cuda", None)  # an import finds nothing
+    monkeypatch.setattr(cuda_module, "native", None)
     cuda = build_record()["cuda"]
     assert (cuda["built"], list(cuda)) == (False, ["built", "reason"])
     assert cuda["reason"]
@@ -101,7 +102,7 @@ def test_info_of_the_build_asks_the_cuda_module_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = {"compiler": "GNU 14.2", "cuda_toolkit": "12.8.93", "architectures": "80-real 120-real 120-virtual"}
-    monkeypatch.setitem(sys.modules, "pyengine._cuda", SimpleNamespace(build=json.dumps(facts)))
+    monkeypatch.setattr(cuda_module, "native", SimpleNamespace(build=json.dumps(facts)))
     record = build_record()
     assert record["backends"] == ["cpu", "cuda"]
     assert record["cuda"] == {
