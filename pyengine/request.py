@@ -26,6 +26,8 @@ class RequestState(Enum):
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
+    __hash__ = object.__hash__  # members are compared by identity; Enum's own hash is a function in Python
+
 
 LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
     RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.HELD, RequestState.FINISHED}),

@@ -129,6 +129,12 @@ FAULTS = (
         "if request.started_ns is None and not request.is_finished:",
         "if not request.is_finished:",
     ),
+    Fault(
+        "step: blocks are given in another order than they are taken",
+        CACHE,
+        "zip(requests, fresh, strict=True)",
+        "zip(reversed(requests), fresh, strict=True)",
+    ),
     Fault("step: held for ever", SCHEDULER, "if item[1] <= now_ns]", "if item[1] <= now_ns - 10**12]"),
     Fault(
         "step: only one victim for a block",
@@ -418,8 +424,8 @@ FAULTS = (
     Fault(
         "forecast: those that end do not make room in their bucket",
         FORECAST,
-        "own = blocks - self._future(self._ending_blocks)",
-        "own = blocks",
+        "own = future.blocks_behind",
+        "own = future.blocks",
     ),
     Fault(
         "forecast: the head's growth is forgotten",
@@ -448,17 +454,24 @@ FAULTS = (
     Fault(
         "forecast: no seat in the last bucket",
         FORECAST,
-        "self._seats[start : last + 1] += sign",
-        "self._seats[start:last] += sign",
+        "return cls(blocks_behind + finals, seats,",
+        "return cls(blocks_behind + finals, seats_behind,",
     ),
     Fault(
-        "forecast: the last bucket is not charged", FORECAST, "        self._blocks[last] += sign * charge.final\n", ""
+        "forecast: the last bucket is not charged", FORECAST, "cls(blocks_behind + finals,", "cls(blocks_behind,"
+    ),
+    Fault("forecast: what is added is not in the bound", FORECAST, "self.at_most += charge.final", "pass"),
+    Fault(
+        "forecast: those that end grow on",
+        FORECAST,
+        "offsets[::-1].cumsum()[::-1] - offsets\n",
+        "offsets[::-1].cumsum()[::-1]\n",
     ),
     Fault(
         "forecast: prefills do not count in the peak",
         FORECAST,
-        "(int(column.max()) if len(column) else 0) + self._prefill_blocks",
-        "(int(column.max()) if len(column) else 0)",
+        "int(self._future.blocks.max(initial=0)) + self._prefill_blocks",
+        "int(self._future.blocks.max(initial=0))",
     ),
     Fault(
         "forecast: room a bucket early", FORECAST, "self._bucket + int(found[-1]) + 1", "self._bucket + int(found[-1])"
@@ -599,11 +612,11 @@ FAULTS = (
     Fault(
         "pool: no fence",
         POOL,
-        "            if fence is None:\n                self._put(block)\n",
-        "            if True:\n                self._put(block)\n",
+        "            if fence is None:\n                self._put(released)\n",
+        "            if True:\n                self._put(released)\n",
     ),
     Fault("pool: the fence is never lifted", POOL, "self._fenced.pop(step, ())", "self._fenced.pop(step + 1, ())"),
-    Fault("pool: freed while others hold it", POOL, "            if count > 1:\n                continue\n", ""),
+    Fault("pool: freed while others hold it", POOL, "if count == 1:\n", "if count >= 1:\n"),
     Fault(
         "pool: the most recently used goes first",
         POOL,

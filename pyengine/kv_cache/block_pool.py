@@ -6,7 +6,7 @@ It never sees content itself, only keys that name it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from types import MappingProxyType
 
@@ -101,24 +101,27 @@ class BlockPool:
         Raises RuntimeError for a block that nobody holds.
         """
         refcounts = self._refcounts
-        for block in blocks:
-            count = refcounts[block]
-            if count == 0:
-                raise RuntimeError(f"KV block {block} is freed, but nobody holds it.")
-            refcounts[block] = count - 1
-            if count > 1:
-                continue
+        released: list[int] = []
+        try:
+            for block in blocks:
+                count = refcounts[block]
+                if count == 0:
+                    raise RuntimeError(f"KV block {block} is freed, but nobody holds it.")
+                refcounts[block] = count - 1
+                if count == 1:
+                    released.append(block)
+        finally:
             if fence is None:
-                self._put(block)
-            else:
-                self._fenced.setdefault(fence, []).append(block)
-                self.num_fenced += 1
+                self._put(released)
+            elif released:
+                self._fenced.setdefault(fence, []).extend(released)
+                self.num_fenced += len(released)
 
     def lift_fence(self, step: int) -> None:
         """Free the blocks that were fenced until `step` returned; without such blocks nothing happens."""
-        for block in self._fenced.pop(step, ()):
-            self.num_fenced -= 1
-            self._put(block)
+        blocks = self._fenced.pop(step, ())
+        self.num_fenced -= len(blocks)
+        self._put(blocks)
 
     def refcount(self, block: int) -> int:
         """How many tables hold the block."""
@@ -142,24 +145,26 @@ class BlockPool:
         """The block whose content `key` names, held or idle."""
         return self._blocks.get(key)
 
-    def name(self, block: int, key: bytes) -> bool:
-        """Let the content of a held block be found by `key`; False, and nothing is changed, if another held one is.
+    def name(self, blocks: Sequence[int], keys: Sequence[bytes]) -> int:
+        """Let the content of held blocks be found by `keys`, one each, up to the first whose key another held one has.
 
-        An idle block of the same key becomes blank: two of one content are no better than one.
-        Raises RuntimeError for a block that nobody holds or that has another key.
+        Returns how many can be found. An idle block of the same key becomes blank: two of one content are no better
+        than one. Raises RuntimeError for a block that nobody holds or that has another key.
         """
-        known = self._blocks.get(key)
-        if known == block:
-            return True
-        if self._refcounts[block] == 0 or self._keys[block] is not None:
-            raise RuntimeError(f"KV block {block} gets a key, but nobody holds it or it has another one.")
-        if known is not None:
-            if self._refcounts[known]:
-                return False
-            self._make_blank(known)
-        self._keys[block] = key
-        self._blocks[key] = block
-        return True
+        found, names, refcounts = self._blocks, self._keys, self._refcounts
+        for number, (block, key) in enumerate(zip(blocks, keys, strict=True)):
+            known = found.get(key)
+            if known == block:
+                continue
+            if refcounts[block] == 0 or names[block] is not None:
+                raise RuntimeError(f"KV block {block} gets a key, but nobody holds it or it has another one.")
+            if known is not None:
+                if refcounts[known]:
+                    return number
+                self._make_blank(known)
+            names[block] = key
+            found[key] = block
+        return len(blocks)
 
     def forget_idle(self) -> None:
         """Make all idle blocks blank."""
@@ -189,17 +194,18 @@ class BlockPool:
 
     # ---- The ring
 
-    def _put(self, block: int) -> None:
-        """Make a block free: a blank one in front, an idle one at the back."""
-        following, previous, sentinel = self._next, self._previous, self.num_blocks
-        if self._keys[block] is None:
-            before, after = sentinel, following[sentinel]
-        else:
-            before, after = previous[sentinel], sentinel
-            self.num_idle += 1
-        following[before] = previous[after] = block
-        previous[block], following[block] = before, after
-        self.num_free += 1
+    def _put(self, blocks: Sequence[int]) -> None:
+        """Make blocks free, one after the other: a blank one in front, an idle one at the back."""
+        following, previous, sentinel, keys = self._next, self._previous, self.num_blocks, self._keys
+        for block in blocks:
+            if keys[block] is None:
+                before, after = sentinel, following[sentinel]
+            else:
+                before, after = previous[sentinel], sentinel
+                self.num_idle += 1
+            following[before] = previous[after] = block
+            previous[block], following[block] = before, after
+        self.num_free += len(blocks)
 
     def _unlink(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]
@@ -211,7 +217,7 @@ class BlockPool:
         self._forget(block)
         self.num_idle -= 1
         self.num_free -= 1
-        self._put(block)
+        self._put((block,))
 
     def _forget(self, block: int) -> None:
         key = self._keys[block]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from pyengine.kv_cache.block_hashes import extend_hashes, root_hash
 from pyengine.kv_cache.block_pool import BlockPool
@@ -12,8 +12,7 @@ from pyengine.kv_cache.blocks import need
 from pyengine.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """The first of a request's tokens whose KV exists already; right until the cache next changes.
 
         | full | full | full | partial .. |
@@ -150,6 +149,15 @@ class KVCache:
         request.block_table.extend(fresh)
         return True
 
+    def grow_all(self, requests: Sequence[Request]) -> bool:
+        """Give each of these one more block, in their order; False, and nothing is changed, if there are fewer."""
+        fresh = self.pool.allocate(len(requests))
+        if fresh is None:
+            return False
+        for request, block in zip(requests, fresh, strict=True):
+            request.block_table.append(block)
+        return True
+
     def computed(self, request: Request) -> None:
         """Note that the step now in flight advances the prefill of `request`: once committed, it can be shared."""
         self._advanced.append(request)
@@ -270,12 +278,10 @@ class KVCache:
         if num_blocks <= request.num_indexed_blocks:
             return
         num_blocks = self._hash_blocks(request, num_blocks)
-        table, hashes = request.block_table, request.block_hashes
-        for i in range(request.num_indexed_blocks, num_blocks):
-            if not self.pool.name(table[i], hashes[i]):
-                self._blocks_came(request, None)  # nobody can share what comes behind
-                return
-            request.num_indexed_blocks = i + 1
+        fresh = slice(request.num_indexed_blocks, num_blocks)
+        request.num_indexed_blocks += self.pool.name(request.block_table[fresh], request.block_hashes[fresh])
+        if request.num_indexed_blocks < num_blocks:
+            self._blocks_came(request, None)  # nobody can share what comes behind
 
     def _expect_blocks(self, request: Request, first: int) -> None:
         """`request` starts to compute its blocks from `first` on."""

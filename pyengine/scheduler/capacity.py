@@ -160,12 +160,16 @@ class Capacity(ABC):
                 self._charge_decode(request, step)
 
     def started(self, request: Request) -> None:
-        """`request` is in state PREFILL from now on."""
+        """`request` is in state PREFILL from now on, and more of its tokens are left than the step computes."""
         self._put(request, Charge(self._final(request)))
 
     def decodes(self, request: Request, step: int) -> None:
-        """All tokens that `request` knows are computed in `step`, and then it gains one in each step."""
-        self._remove(request)
+        """All tokens that `request` knows are computed in `step`, and then it gains one in each step.
+
+        A request that does both in one step is only told of here.
+        """
+        if request in self._charges:
+            self._remove(request)
         self._put(request, decode_charge(request.num_tokens, self.expect(request), step, self._config.block_size))
 
     def left(self, request: Request) -> None:
@@ -345,6 +349,8 @@ def _fits_later(capacity: Capacity, request: Request, whole_in_step: bool) -> Ve
     horizon = capacity.expect(request)
     final = need(request, horizon, config.block_size)
     most = config.num_blocks - capacity.spare
+    if final <= most - forecast.at_most:
+        return STARTS
     usable = most - forecast.peak()
     if final <= usable:
         return Verdict(None, final, usable)

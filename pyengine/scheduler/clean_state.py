@@ -58,7 +58,7 @@ def restore(scheduler: Scheduler, state: Mapping[str, Any]) -> None:
         blocks = pool.allocate(len(hashes))
         assert blocks is not None
         for block, block_hash in zip(blocks, hashes, strict=True):
-            pool.name(block, block_hash)
+            pool.name([block], [block_hash])
         pool.free(blocks)
     if isinstance(latency, StepTimeLimit):
         latency._floor_steps, latency._floor_tokens = state["floor_steps"], state["floor_tokens"]

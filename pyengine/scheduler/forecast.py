@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from pyengine.kv_cache.blocks import num_blocks_for
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(NamedTuple):
     """What one running request may still use: `offset + k` blocks in bucket k, and `final` ones in its last bucket.
 
     A prefill has no last bucket yet, and is charged `final` in all.
@@ -51,44 +50,50 @@ class Forecast:
     Each request is rounded up by itself, and by the same rule before and after it begins to decode, so the peak never
     rises by itself. It holds because every decode is in every step. Blocks that two share are counted for each.
 
+    Only sums by the last bucket are kept, so that a charge costs the same however long it lasts. What is used in
+    bucket k follows when somebody asks: `final` of those that end in it, and `offset + k` of those that end later.
+
     Attributes:
+        bucket: the present one.
+        at_most: no less than `peak`, and known without adding up.
         version: changes whenever a charge is added or removed.
     """
 
     __slots__ = (
-        "_blocks",
         "_bucket",
         "_end",
-        "_ending_blocks",
-        "_ending_seats",
+        "_finals",
         "_first",
+        "_future",
+        "_future_of",
         "_known",
-        "_known_of",
+        "_offsets",
         "_peak",
-        "_peak_of",
         "_prefill_blocks",
         "_prefill_seats",
         "_ramp",
         "_seats",
+        "at_most",
         "version",
     )
 
     def __init__(self, max_context: int, block_size: int) -> None:
         size = 2 * (num_blocks_for(max_context, block_size) + 2)
-        self._blocks = np.zeros(size, np.int64)  # of decodes, for bucket _first + index
+        # Of the decodes whose last bucket is _first + index.
+        self._finals = np.zeros(size, np.int64)
+        self._offsets = np.zeros(size, np.int64)
         self._seats = np.zeros(size, np.int64)
-        self._ending_blocks = np.zeros(size, np.int64)  # of these, the part of those that end in the bucket
-        self._ending_seats = np.zeros(size, np.int64)
         self._ramp = np.arange(size)
         self._first = 0
-        self._bucket = 0  # the present one
+        self._bucket = 0
         self._end = 0  # behind the last bucket that any decode reached
         self._prefill_blocks = 0
         self._prefill_seats = 0
-        self._peak = 0
-        self._peak_of = (-1, -1)
-        self._known: dict[tuple[int, int], tuple[int, int]] = {}  # see _worst
-        self._known_of = (-1, -1)
+        # What follows from these, of the state (version, bucket).
+        self._future_of = (-1, -1)
+        self._future = _Future.of(self._finals[:0], self._offsets[:0], self._seats[:0], self._ramp[:0])
+        self._peak = self.at_most = 0
+        self._known: dict[int, tuple[int, int]] = {}  # see _worst
         self.version = 0
 
     @property
@@ -99,8 +104,8 @@ class Forecast:
     def move_to(self, bucket: int) -> None:
         """Let `bucket` be the present one; those before it are forgotten."""
         self._bucket = bucket
-        if bucket - self._first >= len(self._blocks) // 2:
-            for column in (self._blocks, self._seats, self._ending_blocks, self._ending_seats):
+        if bucket - self._first >= len(self._seats) // 2:
+            for column in (self._finals, self._offsets, self._seats):
                 kept = column[bucket - self._first :].copy()
                 column[: len(kept)] = kept
                 column[len(kept) :] = 0
@@ -109,54 +114,51 @@ class Forecast:
     def add(self, charge: Charge, sign: int = 1) -> None:
         """Count `charge` from the present bucket on; with sign -1 no longer."""
         self.version += 1
-        if charge.last_bucket is None:
+        if sign > 0:
+            self.at_most += charge.final
+        last = charge.last_bucket
+        if last is None:
             self._prefill_blocks += sign * charge.final
             self._prefill_seats += sign
-            return
-        if charge.last_bucket < self._bucket:
-            return
-        start, last = self._bucket - self._first, charge.last_bucket - self._first
-        self._blocks[start:last] += sign * (self._ramp[start:last] + (charge.offset + self._first))
-        self._blocks[last] += sign * charge.final
-        self._seats[start : last + 1] += sign
-        self._ending_blocks[last] += sign * charge.final
-        self._ending_seats[last] += sign
-        self._end = max(self._end, charge.last_bucket + 1)
+        elif last >= self._bucket:
+            index = last - self._first
+            self._finals[index] += sign * charge.final
+            self._offsets[index] += sign * charge.offset
+            self._seats[index] += sign
+            if last >= self._end:
+                self._end = last + 1
 
     def peak(self) -> int:
         """Most blocks that the running requests use together in any bucket from the present one on."""
-        if self._peak_of != (self.version, self._bucket):
-            column = self._future(self._blocks)
-            self._peak = (int(column.max()) if len(column) else 0) + self._prefill_blocks
-            self._peak_of = (self.version, self._bucket)
+        self._bring_up_to_date()
         return self._peak
 
-    def peak_with(self, num_blocks: int, final: int, last: int, start: int | None = None) -> int:
-        """At most what `peak` is with one more request, from bucket `start` (None: now) on, while that one runs.
+    def peak_with(self, num_blocks: int, final: int, last: int) -> int:
+        """At most what `peak` is with one more request, from now on, while that one runs.
 
         It uses `num_blocks` in the present bucket and one more in each later one up to `last`, and never above `final`.
         """
-        rising, highest = self._worst(self._bucket if start is None else start, last)
-        return min(num_blocks - self._bucket + rising, final + highest) + self._prefill_blocks
+        rising, highest = self._worst(last)
+        return min(num_blocks + rising, final + highest) + self._prefill_blocks
 
-    def _worst(self, start: int, last: int) -> tuple[int, int]:
-        """The most that blocks + bucket, and that blocks are from `start` to `last`; worked out once for each state."""
-        state = (self.version, self._bucket)
-        if self._known_of != state:
-            self._known.clear()
-            self._known_of = state
-        known = self._known.get((start, last))
+    def _worst(self, last: int) -> tuple[int, int]:
+        """The most that blocks + bucket less the present one, and that blocks are up to bucket `last`."""
+        future = self._bring_up_to_date()
+        number = last + 1 - self._bucket
+        known = self._known.get(number)
         if known is None:
-            first, end = start - self._first, last + 1 - self._first
-            column = self._blocks[first:end]
-            known = int((column + self._ramp[first:end]).max()) + self._first, int(column.max())
-            self._known[start, last] = known
+            column = future.blocks[:number]
+            rising, highest = number - 1 if len(column) < number else 0, 0
+            if len(column):
+                rising = max(rising, int((column + self._ramp[: len(column)]).max()))
+                highest = int(column.max())
+            known = self._known[number] = rising, highest
         return known
 
-    def most_seats(self, start: int) -> int:
-        """Most requests that run in any bucket from `start` on."""
-        column = self._seats[start - self._first : max(self._end - self._first, 0)]
-        return (int(column.max()) if len(column) else 0) + self._prefill_seats
+    def seats_in(self, bucket: int) -> int:
+        """Requests that run in `bucket`, the present or a later one; in none after it are there more."""
+        seats = self._bring_up_to_date().seats[bucket - self._bucket :]
+        return (int(seats[0]) if len(seats) else 0) + self._prefill_seats
 
     def first_room(self, num_blocks: int, num_seats: int) -> int | None:
         """The first bucket from which on never more than so many blocks and seats are used; None if there is none.
@@ -165,8 +167,9 @@ class Forecast:
         """
         if self._prefill_blocks > num_blocks or self._prefill_seats > num_seats:
             return None
-        too_many = self._future(self._blocks) > num_blocks - self._prefill_blocks
-        too_many |= self._future(self._seats) > num_seats - self._prefill_seats
+        future = self._bring_up_to_date()
+        too_many = future.blocks > num_blocks - self._prefill_blocks
+        too_many |= future.seats > num_seats - self._prefill_seats
         found = np.flatnonzero(too_many)
         return self._bucket if len(found) == 0 else self._bucket + int(found[-1]) + 1
 
@@ -178,12 +181,12 @@ class Forecast:
         """
         if final + self._prefill_blocks > usable or self._prefill_seats > num_seats:
             return None
-        blocks = self._future(self._blocks)
-        number = len(blocks)
+        future = self._bring_up_to_date()
+        number = len(future.blocks)
         more = number if life is None else life
-        column = np.concatenate((blocks, np.zeros(more + 1, np.int64)))
+        column = np.concatenate((future.blocks, np.zeros(more + 1, np.int64)))
         ramp = np.arange(len(column))
-        own = blocks - self._future(self._ending_blocks)
+        own = future.blocks_behind
         now = ramp[:number]
         behind, behind_rising = own, own + now
         if life != 0:
@@ -192,25 +195,51 @@ class Forecast:
             behind_rising = _window_max(column + ramp, width)[1 : number + 1]
         needed = np.minimum(at_start + np.maximum(own, behind_rising - now), final + np.maximum(own, behind))
         fits = needed + self._prefill_blocks <= usable
-        fits &= self._future(self._seats) - self._future(self._ending_seats) + self._prefill_seats <= num_seats
+        fits &= future.seats_behind + self._prefill_seats <= num_seats
         found = np.flatnonzero(fits)
         return self._bucket + (int(found[0]) if len(found) else number)
 
     def use_from(self, bucket: int, life: int | None) -> tuple[np.ndarray, int]:
         """A copy of the blocks in use in `bucket` and `life` more (None: all) from then on, and the seats in it."""
+        future = self._bring_up_to_date()
         end = max(self._end, bucket + 1) if life is None else bucket + life + 1
         column = np.full(end - bucket, self._prefill_blocks, np.int64)
-        known = self._blocks[bucket - self._first : end - self._first]
+        known = future.blocks[bucket - self._bucket : end - self._bucket]
         column[: len(known)] += known
-        return column, int(self._seats[bucket - self._first]) + self._prefill_seats
+        return column, self.seats_in(bucket)
 
     @property
     def last_bucket(self) -> int:
         """The bucket behind the last in which any decode that was ever counted was expected to run."""
         return max(self._end, self._bucket)
 
-    def _future(self, column: np.ndarray) -> np.ndarray:
-        return column[self._bucket - self._first : max(self._end, self._bucket) - self._first]
+    def _bring_up_to_date(self) -> _Future:
+        if self._future_of != (self.version, self._bucket):
+            self._future_of = (self.version, self._bucket)
+            window = slice(self._bucket - self._first, self.last_bucket - self._first)
+            buckets = self._ramp[window] + self._first
+            self._future = _Future.of(self._finals[window], self._offsets[window], self._seats[window], buckets)
+            self._peak = self.at_most = int(self._future.blocks.max(initial=0)) + self._prefill_blocks
+            self._known.clear()
+        return self._future
+
+
+class _Future(NamedTuple):
+    """What the decodes use in the present bucket + index; `behind` is without those that end in it."""
+
+    blocks: np.ndarray
+    seats: np.ndarray
+    blocks_behind: np.ndarray
+    seats_behind: np.ndarray
+
+    @classmethod
+    def of(cls, finals: np.ndarray, offsets: np.ndarray, ending: np.ndarray, buckets: np.ndarray) -> _Future:
+        """From the sums over those that end in each of `buckets`, the last one behind which nobody runs."""
+        seats = ending[::-1].cumsum()[::-1]
+        seats_behind = seats - ending
+        blocks_behind = offsets[::-1].cumsum()[::-1] - offsets
+        blocks_behind += seats_behind * buckets
+        return cls(blocks_behind + finals, seats, blocks_behind, seats_behind)
 
 
 def _window_max(column: np.ndarray, width: int) -> np.ndarray:

@@ -97,8 +97,11 @@ class PlanDraft:
         self.samples = [True] * len(decodes)
         self._num_decodes = len(decodes)
 
-    def add_chunk(self, request: Request) -> None:
-        """Add as many of the tokens that `request` has yet to compute as the budget (>= 1) allows."""
+    def add_chunk(self, request: Request) -> bool:
+        """Add as many of the tokens that `request` has yet to compute as the budget (>= 1) allows; whether all of them.
+
+        Then the request samples its next token in this step.
+        """
         left = request.num_tokens - request.num_computed_tokens
         count = min(left, self.budget)
         self.budget -= count
@@ -107,6 +110,7 @@ class PlanDraft:
         self.num_new_tokens.append(count)
         self.num_computed.append(request.num_computed_tokens)
         self.samples.append(count == left)
+        return count == left
 
     def plan(self) -> StepPlan:
         """The finished plan."""

@@ -450,7 +450,10 @@ class Scheduler:
 
         Who is served first makes no difference: victims are taken in their own order until the rest have enough.
         """
-        for request in list(self._wheel[self._step % self.config.block_size]):
+        growing = list(self._wheel[self._step % self.config.block_size])
+        if self._cache.grow_all(growing):
+            return
+        for request in growing:
             while request.state is RequestState.DECODE and not self._cache.grow(request):
                 victim = self._choose_victim()
                 self._preempt(victim, now_ns)
@@ -492,12 +495,8 @@ class Scheduler:
         for request in list(self._prefilling):
             if draft.budget == 0:
                 return
-            self._add_chunk(draft, request)
-
-    def _add_chunk(self, draft: PlanDraft, request: Request) -> None:
-        draft.add_chunk(request)
-        if draft.samples[-1]:
-            self._capacity.decodes(request, draft.step)
+            if draft.add_chunk(request):
+                self._capacity.decodes(request, draft.step)
 
     def _admit(self, draft: PlanDraft, now_ns: int) -> Reason | None:
         """Start those that wait, as the packing decides; returns what ended the admissions."""
@@ -600,9 +599,11 @@ class Scheduler:
         self.log.started(request, now_ns, () if head is None else (head,))
         self._prefilling[request] = None
         self._count_itl_limit(request, 1)
-        self._capacity.started(request)
         draft.joined.append(request)
-        self._add_chunk(draft, request)
+        if draft.add_chunk(request):
+            self._capacity.decodes(request, draft.step)
+        else:
+            self._capacity.started(request)
 
     def _note_head(self, head: Request | None) -> None:
         """A reservation is void when a request of higher order has become the head."""

@@ -43,6 +43,8 @@ class Reason(str, Enum):
     PAUSED = "paused"
     DRAIN = "drain"
 
+    __hash__ = str.__hash__  # Enum's own is a function in Python
+
 
 class Verdict(NamedTuple):
     """`reason` is None when the request starts; else it needs `need` and there are `have`, in the reason's unit."""

@@ -104,7 +104,7 @@ def idle(pool: BlockPool, *keys: bytes) -> list[int]:
     """Make one idle block for each key, the first one the least recently used."""
     blocks = taken(pool, len(keys))
     for block, key in zip(blocks, keys, strict=True):
-        assert pool.name(block, key)
+        assert pool.name([block], [key]) == 1
     pool.free(blocks)
     return blocks
 
@@ -147,12 +147,12 @@ def test_of_two_blocks_of_one_content_the_idle_one_becomes_blank_and_a_held_one_
     pool = BlockPool(3)
     [first] = taken(pool, 1)
     second, third = taken(pool, 2)
-    assert pool.name(first, b"a")
-    assert pool.name(first, b"a")
-    assert not pool.name(second, b"a")
+    assert pool.name([first], [b"a"]) == 1
+    assert pool.name([first], [b"a"]) == 1
+    assert pool.name([second], [b"a"]) == 0
     pool.free([first])
     assert (pool.find(b"a"), pool.num_idle) == (first, 1)
-    assert pool.name(second, b"a")
+    assert pool.name([second], [b"a"]) == 1
     assert (pool.find(b"a"), pool.num_idle, pool.num_free) == (second, 0, 1)
     pool.check()
     pool.free([third])
@@ -162,11 +162,11 @@ def test_of_two_blocks_of_one_content_the_idle_one_becomes_blank_and_a_held_one_
 def test_a_free_block_gets_no_key_and_a_block_has_only_one() -> None:
     pool = BlockPool(2)
     with pytest.raises(RuntimeError, match="block 0 gets a key"):
-        pool.name(0, b"a")
+        pool.name([0], [b"a"])
     taken(pool, 1)
-    pool.name(0, b"a")
+    pool.name([0], [b"a"])
     with pytest.raises(RuntimeError, match="block 0 gets a key"):
-        pool.name(0, b"b")
+        pool.name([0], [b"b"])
     pool.check()
 
 
@@ -237,9 +237,9 @@ class PoolMachine(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(held))
         others = [other for other, known in self.keys.items() if known == key]
         if any(other not in self.idle for other in others):
-            assert not self.pool.name(block, key)
+            assert self.pool.name([block], [key]) == 0
             return
-        assert self.pool.name(block, key)
+        assert self.pool.name([block], [key]) == 1
         for other in others:
             del self.keys[other]
             self.idle.remove(other)

@@ -555,13 +555,21 @@ class PolicyWorld(CachedWorld):
                 # One that outlives what was predicted is charged anew when the bucket is over, a block later at most.
                 late = 1 if self.config.capacity == "predicted" else 0
                 assert now + late >= len(request.block_table), f"{request!r} holds more than it is charged for"
-        ours, theirs = capacity.forecast, fresh
-        assert ours.peak() == theirs.peak()
-        assert ours.most_seats(ours.bucket) == theirs.most_seats(theirs.bucket) == self.scheduler.num_running
-        assert ours.last_bucket >= theirs.last_bucket
-        for bucket in range(theirs.bucket, theirs.last_bucket):
-            assert ours._blocks[bucket - ours._first] == theirs._blocks[bucket - theirs._first]
-            assert ours._seats[bucket - ours._first] == theirs._seats[bucket - theirs._first]
+        forecast = capacity.forecast
+        assert forecast.peak() == fresh.peak()
+        assert forecast.seats_in(forecast.bucket) == self.scheduler.num_running
+        assert forecast.last_bucket >= fresh.last_bucket
+        charges = list(capacity._charges.values())
+        prefill_blocks = sum(charge.final for charge in charges if charge.last_bucket is None)
+        num_prefills = sum(charge.last_bucket is None for charge in charges)
+        for bucket in range(forecast.bucket, fresh.last_bucket):
+            last = [charge for charge in charges if charge.last_bucket == bucket]
+            later = [charge for charge in charges if charge.last_bucket is not None and charge.last_bucket > bucket]
+            blocks, seats = forecast.use_from(bucket, 0)
+            assert seats == num_prefills + len(last) + len(later)
+            assert list(blocks) == [
+                prefill_blocks + sum(c.final for c in last) + sum(c.offset + bucket for c in later)
+            ]
         in_ends = {r: bucket for bucket, requests in capacity._ends.items() for r in requests}
         wanted = {r: charge.last_bucket for r, charge in capacity._charges.items() if charge.last_bucket is not None}
         assert in_ends == wanted

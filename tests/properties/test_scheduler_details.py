@@ -148,10 +148,10 @@ def test_a_forecast_that_has_moved_far_knows_nothing_of_what_is_over() -> None:
         forecast.move_to(step // 16)
         forecast.add(charge)
     forecast.move_to(20)
-    assert (forecast.peak(), forecast.most_seats(20)) == (0, 0)
+    assert (forecast.peak(), forecast.seats_in(20)) == (0, 0)
     late = decode_charge(20, 60, 330, 16)
     forecast.add(late)
-    assert (forecast.peak(), forecast.most_seats(20)) == (5, 1)
+    assert (forecast.peak(), forecast.seats_in(20)) == (5, 1)
 
 
 def test_a_prefill_that_left_takes_no_seat_any_more() -> None:
@@ -161,7 +161,7 @@ def test_a_prefill_that_left_takes_no_seat_any_more() -> None:
     run.scheduler.abort(first)
     run.submit("second", 3, 30)
     run.step()
-    assert run.scheduler._capacity.forecast.most_seats(0) == 1
+    assert run.scheduler._capacity.forecast.seats_in(0) == 1
 
 
 def test_the_limit_of_one_that_left_binds_nobody() -> None:
