@@ -12,9 +12,9 @@ what the data tell is not biased by it after a few solves, and what they do not 
 
 Outliers (a page fault, a laptop that slept) are always slow steps. Three things bound them: a step counts by
 1 / duration^2, so that the pull of a step 100 times too long is about a hundredth of an ordinary one; once fitted, a
-duration counts as at most OUTLIER_RATIO times the prediction; and the margin is a quantile, on which the size of the
-few largest has no influence. If most steps between two solves were that slow, it is the device that has changed: the
-past is discounted.
+duration counts as at most OUTLIER_RATIO times the prediction; and the margin, a quantile, is of the others: shorter
+chunks would not make a page fault shorter. If most steps between two solves were that slow, it is the device that has
+changed: the past is discounted.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ COEFFICIENTS = (
     "ns_per_attention_pair",
 )
 FORGETTING = 0.999
-WINDOW = 256
-QUANTILE = 0.95
+WINDOW = 512
+QUANTILE = 0.98  # above the 95 % that are to be kept: how slow a machine is changes while one learns
 SOLVE_EVERY = 16
 OUTLIER_RATIO = 4.0
 CHANGED_WEIGHT = 100.0  # of later steps against earlier ones, once most are outliers
@@ -152,8 +152,9 @@ class StepTimeModel:
         duration = float(duration_ns)
         predicted = self._dot(row)
         if predicted > 0.0 and (self._given or self._count >= MIN_STEPS // 2):
-            self._keep_residual(features.prefill_tokens > 0, duration / predicted - 1.0)
-            if (self._given or self._count >= MIN_STEPS) and duration > OUTLIER_RATIO * predicted:
+            if duration <= OUTLIER_RATIO * predicted:
+                self._keep_residual(features.prefill_tokens > 0, duration / predicted - 1.0)
+            elif self._given or self._count >= MIN_STEPS:
                 duration = OUTLIER_RATIO * predicted
                 self._num_outliers += 1
         self._add(row, duration)
