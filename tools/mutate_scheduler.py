@@ -58,7 +58,7 @@ class Fault:
 
 SCHEDULER, ADMISSION, CAPACITY = "scheduler/scheduler.py", "scheduler/admission.py", "scheduler/capacity.py"
 FORECAST, ORDER, PACKING = "scheduler/forecast.py", "scheduler/order.py", "scheduler/packing.py"
-RESERVATION = "scheduler/reservation.py"
+RESERVATION, REFUSAL = "scheduler/reservation.py", "scheduler/refusal.py"
 BATCHING, VICTIM, LATENCY = "scheduler/batching.py", "scheduler/victim.py", "scheduler/latency.py"
 PLAN, LEDGER, LOG = "scheduler/plan.py", "scheduler/ledger.py", "scheduler/decision_log.py"
 POOL, CACHE, BLOCKS, HASHES = (
@@ -88,21 +88,21 @@ FAULTS = (
     # Submit
     Fault(
         "submit: a prompt as long as the context",
-        SCHEDULER,
+        REFUSAL,
         "if num_prompt_tokens >= config.max_context:",
         "if num_prompt_tokens > config.max_context:",
     ),
     Fault(
         "submit: a prompt one block too long",
-        SCHEDULER,
-        "if needed > self.usable_blocks:",
-        "if needed > self.usable_blocks + 1:",
+        REFUSAL,
+        "if needed > config.num_blocks:",
+        "if needed > config.num_blocks + 1:",
     ),
     Fault(
         "submit: clamped one token too low",
-        SCHEDULER,
-        "self.usable_blocks * config.block_size - num_prompt_tokens + 1,",
-        "self.usable_blocks * config.block_size - num_prompt_tokens,",
+        REFUSAL,
+        "config.num_blocks * config.block_size - num_prompt_tokens + 1)",
+        "config.num_blocks * config.block_size - num_prompt_tokens)",
     ),
     Fault(
         "submit: the queue holds one more",
@@ -457,9 +457,7 @@ FAULTS = (
         "return cls(blocks_behind + finals, seats,",
         "return cls(blocks_behind + finals, seats_behind,",
     ),
-    Fault(
-        "forecast: the last bucket is not charged", FORECAST, "cls(blocks_behind + finals,", "cls(blocks_behind,"
-    ),
+    Fault("forecast: the last bucket is not charged", FORECAST, "cls(blocks_behind + finals,", "cls(blocks_behind,"),
     Fault("forecast: what is added is not in the bound", FORECAST, "self.at_most += charge.final", "pass"),
     Fault(
         "forecast: those that end grow on",

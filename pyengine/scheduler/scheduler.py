@@ -10,23 +10,25 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, cast
+from typing import cast
 
-from pyengine.config import MAX_PRIORITY, SchedulerConfig
-from pyengine.errors import DeadlinePassed, InvalidRequest, NeverFits, PolicyFault, QueueFull, TTFTUnreachable
-from pyengine.kv_cache.blocks import need, num_blocks_for
+from pyengine.config import SchedulerConfig
+from pyengine.errors import DeadlinePassed, PolicyFault
+from pyengine.kv_cache.blocks import need
 from pyengine.kv_cache.kv_cache import KVCache, Prefix
 from pyengine.request import PENDING, Request, RequestGroup, RequestState, StepTimes, move
+from pyengine.scheduler import refusal
 from pyengine.scheduler.admission import Admission
 from pyengine.scheduler.batching import BATCHINGS, Batching
-from pyengine.scheduler.capacity import CAPACITIES, Capacity, check_capacity_class
+from pyengine.scheduler.capacity import CAPACITIES, Capacity
 from pyengine.scheduler.clean_state import capture
 from pyengine.scheduler.decision_log import DecisionLog
 from pyengine.scheduler.guarded_order import GuardedOrder
-from pyengine.scheduler.latency import Latency, StepTimeLimit, estimate_ttft_ns, retry_after_ns
+from pyengine.scheduler.latency import Latency, StepTimeLimit, estimate_ttft_ns
 from pyengine.scheduler.order import ORDERS, Order, WaitingQueue
 from pyengine.scheduler.packing import PACKINGS, Packing, StrictOrder
 from pyengine.scheduler.plan import PlanDraft, StepPlan
+from pyengine.scheduler.policies import make_policy
 from pyengine.scheduler.recording import Recorder
 from pyengine.scheduler.step_time import StepFeatures, StepTimeModel, step_features
 from pyengine.scheduler.verdict import Reason
@@ -106,15 +108,15 @@ class Scheduler:
             config.num_blocks, config.block_size, prefix_caching=config.prefix_caching, model_id=model_id
         )
         self._batching: Batching = BATCHINGS[config.batching]()
-        self._order: Order = _policy("order", config.order, ORDERS, Order)
+        self._order: Order = make_policy("order", config.order, ORDERS, Order)
         if not isinstance(config.order, str):
             self._order = GuardedOrder(self._order, self._note_fault)
-        self._packing: Packing = _policy("packing", config.packing, PACKINGS)
-        self._capacity: Capacity = _policy("capacity", config.capacity, CAPACITIES, Capacity, self._cache, config)
+        self._packing: Packing = make_policy("packing", config.packing, PACKINGS)
+        self._capacity: Capacity = make_policy("capacity", config.capacity, CAPACITIES, Capacity, self._cache, config)
         if not isinstance(config.capacity, str):
             self._capacity.on_fault = self._note_fault
         self._latency: Latency = StepTimeLimit(config.max_num_batched_tokens, config.block_size, self.step_time)
-        self._victim: Victim = _policy("victim", config.victim, VICTIMS)
+        self._victim: Victim = make_policy("victim", config.victim, VICTIMS)
         self._waiting = WaitingQueue(self._order, int(config.priority_promotion_s * 1e9))
         # Dictionaries serve as ordered sets with O(1) removal.
         self._held: dict[Request, int] = {}
@@ -147,33 +149,9 @@ class Scheduler:
     def clamp_max_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> tuple[int, bool]:
         """The limit that a prompt of this length gets, and whether it is lower than the one asked for (None: no limit).
 
-        An empty pool holds usable_blocks * block_size tokens; the last output token needs no KV.
         Raises NeverFits if not even one token can be made.
         """
-        config = self.config
-        if num_prompt_tokens >= config.max_context:
-            raise NeverFits(
-                f"The prompt has {num_prompt_tokens} tokens and needs room for one more; the context is "
-                f"{config.max_context} tokens.",
-                need=num_prompt_tokens + 1,
-                usable=config.max_context,
-                unit="tokens",
-            )
-        needed = num_blocks_for(num_prompt_tokens, config.block_size)
-        if needed > self.usable_blocks:
-            raise NeverFits(
-                f"The prompt of {num_prompt_tokens} tokens needs {needed} KV blocks of {config.block_size} tokens; "
-                f"the whole pool has {self.usable_blocks}. Give the KV cache more memory or shorten the prompt.",
-                need=needed,
-                usable=self.usable_blocks,
-            )
-        most = min(
-            config.max_context - num_prompt_tokens,
-            self.usable_blocks * config.block_size - num_prompt_tokens + 1,
-        )
-        if max_tokens is None:
-            return most, False
-        return min(max_tokens, most), max_tokens > most
+        return refusal.clamp_max_tokens(self.config, num_prompt_tokens, max_tokens)
 
     def add(self, requests: Sequence[Request]) -> None:
         """Queue the n sequences of one submit, which have the same prompt: all of them or none.
@@ -184,9 +162,9 @@ class Scheduler:
         if len(set(requests)) != len(requests):
             raise ValueError("A request is twice in the same submit.")
         for request in requests:
-            self._check_new(request, requests[0])
+            refusal.check_new(self.config, request, requests[0])
         self._check_queue(len(requests))
-        self._check_itl(requests[0])
+        refusal.check_itl(self.step_time, requests[0].itl_limit_ns)
         now_ns = self._now()
         group = RequestGroup(requests) if len(requests) > 1 else None
         for i, request in enumerate(requests):
@@ -201,7 +179,9 @@ class Scheduler:
         try:
             for request in requests:
                 self._check_order_key(request)
-            self._check_ttft(requests[0])
+            limit_ns = requests[0].ttft_limit_ns
+            if limit_ns is not None:
+                refusal.check_ttft(limit_ns, self._estimate_ttft_ns(requests[0]), is_idle=not self.has_unfinished)
         except Exception:
             for request in requests:
                 self._waiting.forget(request)
@@ -423,22 +403,9 @@ class Scheduler:
             _, _, request = heappop(self._deadlines)
             if request.started_ns is None and not request.is_finished:
                 assert request.ttft_limit_ns is not None
-                limit_s, waited_s = request.ttft_limit_ns / 1e9, (now_ns - request.arrival_ns) / 1e9
-                error = DeadlinePassed(
-                    f"Request {request.request_id!r} waited {waited_s:.3f} s without being started; its limit on the "
-                    f"first token is {limit_s:g} s.",
-                    limit_s=limit_s,
-                    waited_s=waited_s,
-                )
-                self._refuse(draft, request, error, now_ns)
+                self._refuse(draft, request, refusal.started_too_late(request, request.ttft_limit_ns, now_ns), now_ns)
         for request, until_ns in [item for item in self._held.items() if item[1] <= now_ns]:
-            waited_s = (now_ns - request.queued_since_ns) / 1e9
-            error = DeadlinePassed(
-                f"Request {request.request_id!r} was held for {waited_s:.3f} s, and may not be held any longer.",
-                limit_s=(until_ns - request.queued_since_ns) / 1e9,
-                waited_s=waited_s,
-            )
-            self._refuse(draft, request, error, now_ns)
+            self._refuse(draft, request, refusal.held_too_long(request, until_ns, now_ns), now_ns)
 
     def _refuse(self, draft: PlanDraft, request: Request, error: DeadlinePassed, now_ns: int) -> None:
         draft.refused.append((request, error))
@@ -736,11 +703,6 @@ class Scheduler:
         return len(self._prefilling) + len(self._decoding)
 
     @property
-    def usable_blocks(self) -> int:
-        """KV blocks that an empty engine has for requests."""
-        return self.config.num_blocks
-
-    @property
     def num_free_blocks(self) -> int:
         """KV blocks that nobody holds and no step in flight writes."""
         return self._cache.pool.num_free
@@ -780,53 +742,9 @@ class Scheduler:
         limit = self.config.max_queue
         if limit is None:
             return
-        if num_new > limit:
-            raise InvalidRequest(
-                f"n is {num_new}; max_queue is {limit}, so that the completions of one prompt never find room.",
-                field="n",
-                value=num_new,
-                limit=limit,
-            )
+        refusal.check_never_too_many(limit, num_new)
         if self.num_waiting + num_new > limit:
-            estimate_ns = self._estimate_ttft_ns(None)
-            raise QueueFull(
-                f"{self.num_waiting} requests wait and {num_new} more were submitted; max_queue is {limit}.",
-                limit=limit,
-                retry_after_s=None if estimate_ns is None else estimate_ns / 1e9 / max(1, self.num_waiting),
-            )
-
-    def _check_itl(self, request: Request) -> None:
-        """Refuse a limit of its own that not even a pass with this request alone keeps, if that is known."""
-        limit_ns = request.itl_limit_ns
-        if limit_ns is None or not self.step_time.is_fitted:
-            return
-        alone_ns = self.step_time.predict(StepFeatures(decode_seqs=1))
-        if alone_ns > limit_ns:
-            raise InvalidRequest(
-                f"itl_limit_ms is {limit_ns / 1e6:g}; a pass with a single decode takes {alone_ns / 1e6:.2f} ms.",
-                field="itl_limit_ms",
-                value=limit_ns / 1e6,
-                limit=alone_ns / 1e6,
-            )
-
-    def _check_ttft(self, request: Request) -> None:
-        if request.ttft_limit_ns is None:
-            return
-        estimate_ns = self._estimate_ttft_ns(request)
-        if estimate_ns is None or estimate_ns <= request.ttft_limit_ns:
-            return
-        if self.has_unfinished:
-            retry_s: float | None = retry_after_ns(estimate_ns, request.ttft_limit_ns) / 1e9
-            hint = f"Try again in {retry_s:.3g} s."
-        else:
-            retry_s, hint = None, "Nothing else runs, so that it can never be kept: raise it."
-        raise TTFTUnreachable(
-            f"The first token is expected in {estimate_ns / 1e9:.3g} s; ttft_limit_ms is "
-            f"{request.ttft_limit_ns / 1e6:g}. {hint}",
-            limit_s=request.ttft_limit_ns / 1e9,
-            estimate_s=estimate_ns / 1e9,
-            retry_after_s=retry_s,
-        )
+            raise refusal.queue_full(limit, self.num_waiting, num_new, self._estimate_ttft_ns(None))
 
     def _estimate_ttft_ns(self, request: Request | None) -> int | None:
         """When the first token of `request`, or of one that comes last, is expected; None while that is not known."""
@@ -895,55 +813,6 @@ class Scheduler:
 
     def _bucket(self, request: Request) -> dict[Request, None]:
         return self._wheel[(self._step - request.num_computed_tokens) % self.config.block_size]
-
-    def _check_new(self, request: Request, first: Request) -> None:
-        if request.arrival_seq >= 0 or request.is_finished:
-            raise ValueError(f"{request!r} was added before.")
-        if request.num_prompt_tokens < 1:
-            raise InvalidRequest("The prompt is empty; it must have at least one token.", field="prompt", limit=1)
-        if request.token_ids != first.token_ids or request.cache_salt != first.cache_salt:
-            raise ValueError(f"{request!r} has another prompt or salt than the others of its submit.")
-        if not 0 <= request.priority <= MAX_PRIORITY:
-            raise InvalidRequest(
-                f"priority is {request.priority!r}; it must be an integer from 0, which is served first, to "
-                f"{MAX_PRIORITY}.",
-                field="priority",
-                value=request.priority,
-                limit=MAX_PRIORITY,
-            )
-        most, _ = self.clamp_max_tokens(request.num_prompt_tokens, None)
-        if not 1 <= request.max_tokens <= most:
-            raise InvalidRequest(
-                f"max_tokens is {request.max_tokens}; with a prompt of {request.num_prompt_tokens} tokens it must be "
-                f"from 1 to {most}.",
-                field="max_tokens",
-                value=request.max_tokens,
-                limit=most,
-            )
-
-
-def _policy(
-    field: str, chosen: Any, built_in: Mapping[str, Callable[..., Any]], base: type[Any] = object, *args: Any
-) -> Any:
-    """A built-in policy by its name, or the user's own, derived from `base`: an object, or a class to make one of."""
-    if isinstance(chosen, str):
-        return built_in[chosen](*args)
-    if base is Capacity:
-        check_capacity_class(chosen)
-    if not (issubclass(chosen, base) if isinstance(chosen, type) else isinstance(chosen, base)):
-        raise InvalidRequest(
-            f"{field} is {chosen!r}; one of your own must be derived from pyengine.scheduler.{base.__name__}.",
-            field=field,
-            value=chosen,
-            limit=tuple(built_in),
-        )
-    if not isinstance(chosen, type):
-        return chosen
-    try:
-        return chosen(*args)
-    except Exception as error:
-        name = str(getattr(chosen, "name", chosen))
-        raise PolicyFault(f"{field} {name!r} cannot be made: {error!r}", policy=name) from error
 
 
 def _consume(iterator: Iterator[object]) -> None:

@@ -567,9 +567,7 @@ class PolicyWorld(CachedWorld):
             later = [charge for charge in charges if charge.last_bucket is not None and charge.last_bucket > bucket]
             blocks, seats = forecast.use_from(bucket, 0)
             assert seats == num_prefills + len(last) + len(later)
-            assert list(blocks) == [
-                prefill_blocks + sum(c.final for c in last) + sum(c.offset + bucket for c in later)
-            ]
+            assert list(blocks) == [prefill_blocks + sum(c.final for c in last) + sum(c.offset + bucket for c in later)]
         in_ends = {r: bucket for bucket, requests in capacity._ends.items() for r in requests}
         wanted = {r: charge.last_bucket for r, charge in capacity._charges.items() if charge.last_bucket is not None}
         assert in_ends == wanted
