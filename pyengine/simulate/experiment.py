@@ -64,14 +64,15 @@ class Experiment:
                 value=self.router,
                 limit=allowed,
             )
-        if self.setup.num_replicas < 1:
-            raise InvalidRequest(
-                f"replicas is {self.setup.num_replicas}; it must be an integer >= 1.",
-                field="replicas",
-                value=self.setup.num_replicas,
-                limit=1,
-            )
-
+        for name, value, least in (
+            ("replicas", self.setup.num_replicas, 1),
+            ("max_tokens", self.setup.max_tokens, 1),
+            ("long_from", self.setup.long_from, 0),
+        ):
+            if value < least:
+                raise InvalidRequest(
+                    f"{name} is {value}; it must be an integer >= {least}.", field=name, value=value, limit=least
+                )
         if not 0 <= self.setup.jitter <= 1:
             raise InvalidRequest(
                 f"jitter is {self.setup.jitter}; it must be a number from 0 to 1.",

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyengine.errors import InvalidRequest
+from pyengine.simulate.written_numbers import read_integer, read_number
 
 Integers = npt.NDArray[np.int64]
 MAX_TOKENS = 10_000_000
@@ -87,7 +88,7 @@ def _parse_part(part: str, text: str, field: str) -> tuple[float, Lengths]:
     weight, star, spec = part.rpartition("*")
     name, *numbers = spec.split(":")
     try:
-        share = float(weight) if star else 1.0
+        share = read_number(weight) if star else 1.0
         if not 0 < share < math.inf:
             raise ValueError
         if not numbers:
@@ -95,8 +96,10 @@ def _parse_part(part: str, text: str, field: str) -> tuple[float, Lengths]:
         low, high = numbers
         if name == "uniform" and _tokens(low) <= _tokens(high):
             return share, Uniform(_tokens(low), _tokens(high))
-        if name == "lognormal" and 1 <= float(low) <= MAX_TOKENS and 0 <= float(high) <= 5:
-            return share, Lognormal(float(low), float(high))
+        if name == "lognormal":
+            median, sigma = read_number(low), read_number(high)
+            if 1 <= median <= MAX_TOKENS and 0 <= sigma <= 5:
+                return share, Lognormal(median, sigma)
         raise ValueError
     except ValueError as error:
         raise InvalidRequest(
@@ -108,7 +111,7 @@ def _parse_part(part: str, text: str, field: str) -> tuple[float, Lengths]:
 
 
 def _tokens(text: str) -> int:
-    tokens = int(text)
+    tokens = read_integer(text)
     if not 1 <= tokens <= MAX_TOKENS:
         raise ValueError(text)
     return tokens

@@ -10,6 +10,7 @@ from typing import Any
 
 from pyengine.config import SchedulerConfig
 from pyengine.errors import InvalidRequest
+from pyengine.simulate.written_numbers import read_integer, read_number
 
 LENGTHS = ("declared", "known")
 # Where they come from is the device and the workload; a policy may set the others.
@@ -126,12 +127,12 @@ def _value(key: str, text: str) -> Any:
         return None
     if bool in kinds and text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for kind in (int, float):
+    for kind, read in ((int, read_integer), (float, read_number)):
         if kind in kinds:
             try:
-                return kind(text)
+                return read(text)
             except ValueError:
-                pass
+                continue  # the next kind may be right; if none is, the error below says what is allowed
     if str in kinds:
         return text
     wanted = " or ".join("none" if kind is type(None) else kind.__name__ for kind in kinds)

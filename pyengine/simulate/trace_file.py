@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,11 @@ from pyengine.config import MAX_PRIORITY
 from pyengine.errors import InvalidRequest
 from pyengine.simulate.lengths import MAX_TOKENS
 from pyengine.simulate.workload import SimRequest, Workload, prompt_segments
+from pyengine.simulate.written_numbers import read_integer, read_number
 
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 OPTIONAL = ("tenant", "priority", "prefix_id", "prefix_tokens", "max_tokens")
 MAX_ARRIVAL_S = 1e9
-# Narrower than int() and float(), which take 1_0, digits of other scripts, and line breaks around the number.
-_INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _BLANKS = " \t"
 
 
@@ -164,9 +161,10 @@ class _Row:
         return self.cells.get(column, "").strip()
 
     def arrival_ns(self) -> int:
-        if not _NUMBER.fullmatch(self.cells["arrival_s"]):
-            raise self.error("arrival_s", "not a number of seconds")
-        seconds = float(self.cells["arrival_s"])
+        try:
+            seconds = read_number(self.cells["arrival_s"])
+        except ValueError as error:
+            raise self.error("arrival_s", "not a number of seconds") from error
         if seconds > MAX_ARRIVAL_S:
             raise self.error("arrival_s", f"not a number of seconds up to {MAX_ARRIVAL_S:g}")
         if seconds < 0:
@@ -184,9 +182,10 @@ class _Row:
 
     def integer(self, column: str, least: int, most: int, otherwise: str) -> int:
         """The number in the cell of `column`; `otherwise` is what it is if it is none."""
-        if not _INTEGER.fullmatch(self.cells[column]):
-            raise self.error(column, otherwise)
-        number = int(self.cells[column])
+        try:
+            number = read_integer(self.cells[column])
+        except ValueError as error:
+            raise self.error(column, otherwise) from error
         if not least <= number <= most:
             raise self.error(column, f"not from {least} to {most:,}")
         return number

@@ -69,13 +69,14 @@ def simulated(trace: str | None = None, policies: str = "fifo", **given: Any) ->
     names = ("profile", "replicas", "router", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "jitter")
     device = {name: given.pop(name) for name in names if name in given}
     jobs, figure_format = given.pop("jobs", 1), given.pop("figure_format", None)
+    long_from = given.pop("long_from", None)
     return run_simulate(
         trace,
         policies,
         WorkloadOptions(**given),
         DeviceOptions(**device),
         Report(False, "figures" if figure_format else None, figure_format or "png"),
-        long_from=None,
+        long_from=long_from,
         jobs=jobs,
     )
 
@@ -108,6 +109,11 @@ def simulated(trace: str | None = None, policies: str = "fifo", **given: Any) ->
         ({"prefixes": -1}, "--prefixes is -1; it must be an integer >= 0"),
         ({"arrivals": "on-off", "on_s": 0.0}, "--on-s is 0.0; it must be a number > 0"),
         ({"prompt_tokens": "many"}, "--prompt-tokens is 'many'; write a number"),
+        ({"prompt_tokens": "1_0"}, "--prompt-tokens is '1_0'; write a number"),
+        ({"policies": "fifo,window=1_0"}, "--policies: window is '1_0'"),
+        ({"policies": "fifo,watermark=nan"}, "--policies: watermark is 'nan'"),
+        ({"max_tokens": 0}, "--max-tokens is 0; it must be an integer >= 1"),
+        ({"long_from": -1}, "--long-from is -1; it must be an integer >= 0"),
         ({"jitter": 2.0}, "--jitter is 2.0; it must be a number from 0 to 1"),
         ({"num_blocks": 0}, "Policy fifo: --num-blocks is 0"),
         ({"max_num_batched_tokens": 9}, "Policy fifo: max_num_seqs is 256, more than --max-num-batched-tokens 9"),
