@@ -31,7 +31,8 @@ class SchedulerConfig:
             each step. More raises throughput and the time between two tokens of everybody.
         max_num_batched_tokens: most tokens in one pass. More makes prefill faster and the steps of others longer.
         batching: "continuous": a request joins and leaves the batch at any step. "static": a batch is formed, runs
-            until its last member ends, then the next is formed; it is here to be compared with.
+            until its last member ends, then the next is formed; it is here to be compared with. Or a `Batching` of your
+            own.
         order: who is first. "fifo": arrival. "priority": class, then arrival. "fair": class, then the tenant that had
             least service. "deadline": class, then when the first token is due. "shortest": class, then the least work,
             less a credit for age. Or an `Order` of your own.
@@ -67,7 +68,7 @@ class SchedulerConfig:
     block_size: int = 16
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
-    batching: str = "continuous"
+    batching: Any = "continuous"
     order: Any = "fifo"
     packing: Any = "best_fit"
     capacity: Any = "predicted"
@@ -107,7 +108,7 @@ class SchedulerConfig:
                 value=self.max_num_seqs,
                 limit=self.max_num_batched_tokens,
             )
-        _check_choice("batching", self.batching, BATCHINGS)
+        _check_policy("batching", self.batching, BATCHINGS, "closed_by")
         _check_policy("order", self.order, ORDERS, "key")
         _check_policy("packing", self.packing, PACKINGS, "admit")
         _check_policy("capacity", self.capacity, CAPACITIES, "judge")

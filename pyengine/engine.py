@@ -34,7 +34,7 @@ from pyengine.request import PENDING, Request
 from pyengine.request_options import RequestOptions, check_name
 from pyengine.sampling_params import SamplingParams
 from pyengine.sampling_row import SamplingRow, child_seed
-from pyengine.scheduler import Capacity, Order, Packing, Reason, Scheduler, StepPlan, Victim
+from pyengine.scheduler import Batching, Capacity, Order, Packing, Reason, Scheduler, StepPlan, Victim
 from pyengine.scheduler.explanation import Explanation
 from pyengine.scheduler.recording import RecordingError
 from pyengine.scheduler.replay import Change, changed_config, likely_changes
@@ -158,7 +158,7 @@ class Engine:
         kv_cache_memory: int | float | str = "auto",
         block_size: int = 16,
         max_context: int | None = None,
-        batching: str = "continuous",
+        batching: str | Batching = "continuous",
         order: str | Order = "fifo",
         packing: str | Packing = "best_fit",
         capacity: str | type[Capacity] = "predicted",

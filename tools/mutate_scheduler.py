@@ -594,6 +594,12 @@ FAULTS = (
         "        self.begun_ns = now_ns\n        self._snapshot = None\n",
         "        self.begun_ns = now_ns\n",
     ),
+    Fault(
+        "batching: a gate of the user's may close an empty engine",
+        BATCHING,
+        "if reason is not None and num_running == 0:",
+        "if False:",
+    ),
     # Block pool and cache
     Fault(
         "pool: one block too many is given",

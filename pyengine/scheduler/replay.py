@@ -249,7 +249,7 @@ def _first_times(recording: Recording, config: SchedulerConfig, model: StepTimeM
 
 def _check_policies(config: SchedulerConfig) -> None:
     """Raise RecordingError for a policy that is an object: a replay would change what the live engine knows."""
-    for name in ("order", "packing", "capacity", "victim"):
+    for name in ("batching", "order", "packing", "capacity", "victim"):
         policy = getattr(config, name)
         if not isinstance(policy, (str, type)):
             raise RecordingError(f"{name} is {policy!r}, an object of your own that is in use; give its class instead.")

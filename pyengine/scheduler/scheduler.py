@@ -19,7 +19,7 @@ from pyengine.kv_cache.kv_cache import KVCache, Prefix
 from pyengine.request import PENDING, Request, RequestGroup, RequestState, StepTimes, move
 from pyengine.scheduler import refusal
 from pyengine.scheduler.admission import Admission
-from pyengine.scheduler.batching import BATCHINGS, Batching
+from pyengine.scheduler.batching import BATCHINGS, Batching, GuardedBatching
 from pyengine.scheduler.capacity import CAPACITIES, Capacity
 from pyengine.scheduler.clean_state import capture
 from pyengine.scheduler.decision_log import DecisionLog
@@ -107,7 +107,9 @@ class Scheduler:
         self._cache = KVCache(
             config.num_blocks, config.block_size, prefix_caching=config.prefix_caching, model_id=model_id
         )
-        self._batching: Batching = BATCHINGS[config.batching]()
+        self._batching: Batching = make_policy("batching", config.batching, BATCHINGS)
+        if not isinstance(config.batching, str):
+            self._batching = GuardedBatching(self._batching, self._note_fault)
         self._order: Order = make_policy("order", config.order, ORDERS, Order)
         if not isinstance(config.order, str):
             self._order = GuardedOrder(self._order, self._note_fault)

@@ -491,7 +491,7 @@ def test_an_order_or_capacity_that_is_derived_from_none_is_refused_at_start(
 
 
 @pytest.mark.parametrize("policy", [object(), 7, None, Named()])
-@pytest.mark.parametrize("setting", ["order", "packing", "capacity", "victim"])
+@pytest.mark.parametrize("setting", ["batching", "order", "packing", "capacity", "victim"])
 def test_what_is_no_policy_at_all_is_refused_with_what_one_has(make: PolicyEngine, setting: str, policy: Any) -> None:
     with pytest.raises(InvalidRequest, match="or have `name` and") as refused:
         make(**{setting: policy})
@@ -530,6 +530,63 @@ def test_a_victim_of_the_users_that_breaks_its_rules_is_refused_by_name_and_all_
     assert all_is_free(engine)
     assert engine.stats().num_preemptions > 0
     assert (engine._scheduler.policy_faults.get("mine", 0) > 0) == (policy is not FirstVictim)
+
+
+class AtMostTwo(Named):
+    def closed_by(self, num_running: int) -> Reason | None:
+        return Reason.STATIC_BATCH if num_running >= 2 else None
+
+
+class AlwaysClosed(Named):
+    def closed_by(self, num_running: int) -> Reason | None:
+        return Reason.STATIC_BATCH
+
+
+class ClosedByText(Named):
+    def closed_by(self, num_running: int) -> Any:
+        return "full"
+
+
+class GateRaises(Named):
+    def closed_by(self, num_running: int) -> Reason | None:
+        raise ValueError("no idea")
+
+
+class EndRaises(AtMostTwo):
+    def admitted(self, stopped_by: Reason | None) -> None:
+        raise ValueError("no idea")
+
+
+def most_at_a_time(engine: Engine) -> int:
+    return max(sequences for (sequences,) in engine._scheduler.log.steps.rows("sequences"))
+
+
+@pytest.mark.filterwarnings("ignore:The scheduling policy:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("policy", "together", "is_at_fault"),
+    [
+        (AtMostTwo, 2, False),
+        (AlwaysClosed, 1, True),
+        (ClosedByText, 4, True),
+        (GateRaises, 4, True),
+        (EndRaises, 2, True),
+    ],
+)
+def test_a_batching_of_the_users_decides_when_others_join_and_one_that_breaks_its_rules_lets_all_start(
+    make: PolicyEngine, policy: type[Any], together: int, is_at_fault: bool
+) -> None:
+    engine = make(40, batching=policy())
+    engine.submit(prompt(12, 0), greedy(30), request_id="first")
+    engine.step()
+    for i in range(3):
+        engine.submit(prompt(12, i + 1), greedy(30), request_id=str(i))
+        engine.step()
+    assert most_at_a_time(engine) == together
+    assert ends_of(drain(engine)) == {"first": "length", **{str(i): "length" for i in range(3)}}
+    assert all_is_free(engine)
+    assert (engine.stats().policy_faults.get("mine", 0) > 0) == is_at_fault
+    if together == 2:
+        assert {part.reason for part in engine.explain("2").parts} == {Reason.MID_STEP, Reason.STATIC_BATCH}
 
 
 # ---- Settings
