@@ -28,5 +28,5 @@ def test_an_example_with_an_engine_serves_a_request(example: str) -> None:
 
 
 def test_there_are_examples_of_each_kind() -> None:
-    assert sum("class " in text for text in EXAMPLES) == 2
+    assert sum("class " in text for text in EXAMPLES) == 3
     assert any("engine.explain" in text for text in EXAMPLES)

@@ -248,6 +248,25 @@ def test_the_head_is_promised_what_leaves_the_watermark_free() -> None:
         assert reserved_step(run, head) == expected
 
 
+def test_a_batching_that_closes_an_empty_engine_is_overruled() -> None:
+    class Closed:
+        name = "closed"
+
+        def closed_by(self, num_running: int) -> Reason | None:
+            return Reason.STATIC_BATCH
+
+    run = Run(batching=Closed())
+    first = run.submit("first", 3, 5)
+    with pytest.warns(RuntimeWarning, match="'closed'"):
+        assert run.step().joined == [first]
+    second = run.submit("second", 3, 5)
+    while not first.is_finished:
+        run.step()
+        assert second.is_waiting
+    assert run.step().joined == [second]
+    assert run.scheduler.policy_faults == {"closed": 2}
+
+
 def test_a_packing_that_tries_and_tries_is_stopped() -> None:
     class Tries:
         name = "tries"
