@@ -61,6 +61,7 @@ std::vector<float> run(ops::Context& context, DType dtype, const AttentionShape&
                           count,
                           context_len,
                           nullptr,
+                          nullptr,
                           positions.data() + begin,
                           slots.data() + begin,
                           query_start,

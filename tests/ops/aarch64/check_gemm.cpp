@@ -87,7 +87,7 @@ bool check_shape(ops::Context& context, DType dtype, int64_t n, int64_t k) {
     std::vector<int32_t> ids(n);
     for (int64_t i = 0; i < n; ++i) ids[i] = static_cast<int32_t>((i * 7 + 3) % n);
     std::vector<float> embedded(n * k);
-    ops::embed(context, linear, ids.data(), Matrix{embedded.data(), DType::f32, n, k, k});
+    ops::embed(context, linear, ids.data(), nullptr, Matrix{embedded.data(), DType::f32, n, k, k});
     bool exact = true;
     for (int64_t i = 0; i < n * k; ++i) exact = exact && embedded[i] == weight.values[ids[i / k] * k + i % k];
     const bool good = worst <= 1 && same && exact;
