@@ -292,15 +292,15 @@ FAULTS = (
         "        if False:\n",
     ),
     Fault(
-        "admission: who passes may be cut into chunks",
+        "admission: who would pass whole in the next step is cut",
         ADMISSION,
-        "        if not whole_in_step:\n",
-        "        if False:\n",
+        "        if not whole_in_step and num_tokens <= draft.first_budget:",
+        "        if False:",
     ),
     Fault(
         "admission: who passes may delay the head",
         ADMISSION,
-        "        verdict = self._capacity.would_delay(reservation, request)\n",
+        "        verdict = self._capacity.would_delay(reservation, request, num_steps)\n",
         "        verdict = Verdict(None)\n",
     ),
     Fault(
@@ -320,6 +320,42 @@ FAULTS = (
         ADMISSION,
         "if self._num_tries > MAX_TRIES_A_REQUEST * self.config.window:",
         "if self._num_tries > 10**9:",
+    ),
+    Fault(
+        "admission: a prompt of several steps is computed a step earlier",
+        ADMISSION,
+        "return 1 - (self._draft.budget - num_tokens) // least",
+        "return 0 - (self._draft.budget - num_tokens) // least",
+    ),
+    Fault(
+        "admission: limits of others leave as many tokens",
+        ADMISSION,
+        " or self._is_limited or request.itl_limit_ns is not None:",
+        " or request.itl_limit_ns is not None:",
+    ),
+    Fault(
+        "admission: its own limit leaves as many tokens",
+        ADMISSION,
+        " or self._is_limited or request.itl_limit_ns is not None:",
+        " or self._is_limited:",
+    ),
+    Fault(
+        "admission: who just started has no limit",
+        ADMISSION,
+        "        self._is_limited |= request.itl_limit_ns is not None\n",
+        "",
+    ),
+    Fault(
+        "capacity: a prompt of several steps takes the head's tokens",
+        CAPACITY,
+        "if num_steps > 1 and self._step + num_steps > reservation.first_step:",
+        "if False:",
+    ),
+    Fault(
+        "capacity: the end of a prompt of several steps is known",
+        CAPACITY,
+        "last_step = self._step + horizon if is_whole else NO_END",
+        "last_step = self._step + horizon",
     ),
     # Capacity
     Fault(
@@ -385,7 +421,7 @@ FAULTS = (
     Fault(
         "capacity: who passed is not counted behind the head",
         CAPACITY,
-        "        reservation.take(*self._final_use(request))\n",
+        "        reservation.take(*self._final_use(request, is_whole))\n",
         "        pass\n",
     ),
     # Reservation

@@ -39,6 +39,7 @@ class Admission:
         "_cache",
         "_capacity",
         "_draft",
+        "_is_limited",
         "_log",
         "_num_tries",
         "_order",
@@ -70,6 +71,7 @@ class Admission:
         draft: PlanDraft,
         now_ns: int,
         num_running: int,
+        is_limited: bool,
         start: Starter,
     ) -> None:
         self.config = config
@@ -86,6 +88,7 @@ class Admission:
         self._capacity = capacity
         self._log = log
         self._draft = draft
+        self._is_limited = is_limited  # an inter-token limit may leave a step fewer prompt tokens than the others
         self._start = start
         self._rest: Reason | None = None
         self._scan = islice(queue.scan(), config.window)
@@ -136,7 +139,8 @@ class Admission:
         self._ready.clear()
         self._start(request, prefix, self.head)
         if self.reservation is not None:
-            self._capacity.passed(self.reservation, request)
+            self._capacity.passed(self.reservation, request, is_whole=self._draft.samples[-1])
+        self._is_limited |= request.itl_limit_ns is not None
         self.num_started += 1
         self.num_running += 1
         return verdict
@@ -224,10 +228,11 @@ class Admission:
         self, head: Request, request: Request, prefix: Prefix, num_tokens: int, whole_in_step: bool
     ) -> Verdict:
         draft, reservation = self._draft, self.reservation
-        if not whole_in_step:
-            if num_tokens > draft.first_budget:  # no step has so many: it is not tokens that it waits for
-                return Verdict(Reason.BEHIND_HEAD)
+        if not whole_in_step and num_tokens <= draft.first_budget:  # the next step has as many
             return Verdict(draft.bound_by or Reason.TOKEN_BUDGET, num_tokens, draft.budget)
+        num_steps = 1 if whole_in_step else self._num_chunks(request, num_tokens)
+        if num_steps is None:
+            return Verdict(Reason.BEHIND_HEAD)
         allowance = int(self.config.bypass_budget * head.num_prompt_tokens) - head.bypassed_tokens
         if num_tokens > allowance:
             return Verdict(Reason.BYPASS_BUDGET, num_tokens, max(allowance, 0))
@@ -236,15 +241,25 @@ class Admission:
             return verdict
         if reservation is None:
             return Verdict(Reason.WOULD_DELAY_HEAD)
-        verdict = self._capacity.would_delay(reservation, request)
+        verdict = self._capacity.would_delay(reservation, request, num_steps)
         if not verdict.starts:
             return verdict
         blocks = self._cache.need_fresh(request, prefix)
         self._slack[request] = min(
-            (draft.budget - num_tokens) / self.config.max_num_batched_tokens,
+            max(0, draft.budget - num_tokens) / self.config.max_num_batched_tokens,
             (self._cache.pool.num_free - blocks) / self.config.num_blocks,
         )
         return STARTS
+
+    def _num_chunks(self, request: Request, num_tokens: int) -> int | None:
+        """In how many steps from this one on a prompt of so many tokens is computed at the latest; None: not known.
+
+        Nobody starts beside it until its last chunk, and later steps have at least what a full batch leaves.
+        """
+        least = self.config.max_num_batched_tokens - self.config.max_num_seqs
+        if not 0 < least <= self._draft.first_budget or self._is_limited or request.itl_limit_ns is not None:
+            return None
+        return 1 - (self._draft.budget - num_tokens) // least
 
     def _note_waits(self, request: Request, verdict: Verdict) -> None:
         by = self.head

@@ -19,6 +19,7 @@ from pyengine.scheduler.verdict import STARTS, Reason, Verdict
 
 MIN_LENGTHS = 16  # below so many known outputs nothing is predicted
 MAX_LENGTHS = 1000  # older ones are forgotten
+NO_END = 2**62  # a step that never comes
 
 
 class Capacity(ABC):
@@ -132,19 +133,25 @@ class Capacity(ABC):
         last = self.forecast.bucket + (size - 1 + horizon) // size
         return num_blocks_for(request.num_tokens + size - 1, size), last
 
-    def would_delay(self, reservation: Reservation, request: Request) -> Verdict:
-        """Whether starting `request` now, all of its tokens computed in this step, would move `reservation`."""
-        needed = reservation.delayed_by(*self._final_use(request))
+    def would_delay(self, reservation: Reservation, request: Request, num_steps: int) -> Verdict:
+        """Whether starting `request` now would move `reservation`; its tokens are computed in `num_steps` steps.
+
+        If these are several the last one of its decode is not known, and the head needs the tokens when it starts.
+        """
+        if num_steps > 1 and self._step + num_steps > reservation.first_step:
+            return Verdict(Reason.WOULD_DELAY_HEAD)
+        needed = reservation.delayed_by(*self._final_use(request, num_steps == 1))
         return STARTS if needed is None else Verdict(Reason.WOULD_DELAY_HEAD, needed, reservation.usable)
 
-    def passed(self, reservation: Reservation, request: Request) -> None:
-        """`request` has started, and will not move `reservation`."""
-        reservation.take(*self._final_use(request))
+    def passed(self, reservation: Reservation, request: Request, *, is_whole: bool) -> None:
+        """`request` has started, and will not move `reservation`; `is_whole`: all its tokens are in this step."""
+        reservation.take(*self._final_use(request, is_whole))
 
-    def _final_use(self, request: Request) -> tuple[int, int]:
+    def _final_use(self, request: Request, is_whole: bool) -> tuple[int, int]:
         """The most blocks that `request` will have if it starts now, and the last step in which it has them."""
         horizon = self.expect(request)
-        return need(request, horizon, self._config.block_size), self._step + horizon
+        last_step = self._step + horizon if is_whole else NO_END
+        return need(request, horizon, self._config.block_size), last_step
 
     def begin(self, step: int) -> None:
         """Step `step` is about to be planned. Those that outlived what they were charged for are charged anew."""

@@ -80,6 +80,11 @@ class Reservation:
         """By which the head starts, if there are tokens for it."""
         return self.certain.step
 
+    @property
+    def first_step(self) -> int:
+        """Before which the head does not start."""
+        return min(self.early.step, self.certain.step)
+
     def delayed_by(self, num_blocks: int, last_step: int) -> int | None:
         """Blocks that would be needed if one with `num_blocks` ran until `last_step`; None: it changes nothing."""
         for start in (self.early, self.certain):

@@ -497,6 +497,7 @@ class Scheduler:
             draft,
             now_ns,
             self.num_running,
+            bool(self._itl_limits),
             lambda request, prefix, head: self._start(draft, now_ns, request, prefix, head),
         )
         is_ours = self._run_packing(admission)

@@ -39,6 +39,15 @@ def a_hole_behind_the_head(rng: random.Random, room: int) -> Load:
     return load
 
 
+def long_ones_behind_the_head(rng: random.Random, room: int) -> Load:
+    """The same, but those behind the head have prompts of several steps."""
+    load: Load = [{"length": rng.randint(room // 3, room // 2), "max_tokens": rng.randint(20, 80), "steps": 0}]
+    load += [{"length": rng.randint(1, 30), "max_tokens": rng.randint(1, 60)} for _ in range(rng.randrange(3))]
+    load.append({"length": rng.randint(room // 2, 3 * room // 4), "max_tokens": rng.choice([2, 20]), "steps": 0})
+    load += [{"length": rng.randint(10, 70), "max_tokens": rng.randint(1, 30)} for _ in range(8)]
+    return load
+
+
 def outgrown(rng: random.Random, room: int) -> Load:
     return [
         {"length": rng.randint(1, 14), "max_tokens": rng.randint(10, max(11, room // 2)), "steps": 0} for _ in range(8)
@@ -120,6 +129,19 @@ PASSING: dict[str, Any] = {
     "itl_limit_ms": None,
     "aging_barrier_s": 10,
     "max_context": 1000,
+}
+CHUNKED: dict[str, Any] = {
+    **PASSING,
+    "kind": long_ones_behind_the_head,
+    "num_blocks": 32,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 40,
+    "order": "fifo",
+    "window": 64,
+    "bypass_budget": 4,
+    "watermark": 0.0,
+    "ttft_limit_ms": None,
+    "max_batch_wait_ms": 0,
 }
 PREEMPTING: dict[str, Any] = {
     **ROOMY,

@@ -154,7 +154,8 @@ class PolicyWorld(CachedWorld):
         self.excused: set[Request] = set()
         self.num_heads = 0
         self.num_late_heads = 0
-        self.num_passers = 0
+        self.num_passers = self.num_chunked_passers = 0
+        self.chunked_passers: dict[Request, int] = {}  # by which step each must have computed its prompt
         self.bound: int | None = None
         self.timers: dict[Request, int] = {}  # when each began to wait in its class
         self.classes: dict[Request, int] = {}
@@ -352,11 +353,20 @@ class PolicyWorld(CachedWorld):
             assert min(left, key=key) is head, f"{min(left, key=key)!r} is passed by the head"
 
     def check_passing(self, plan: StepPlan) -> None:
-        """Who passes computes all its tokens in this step, and the head has a reserved start that is to come."""
+        """Who passes has all its tokens computed before the head can start, whose reserved start is to come."""
         self.num_passers += len(self.passers)
+        for request, until in list(self.chunked_passers.items()):
+            if request.state is not RequestState.PREFILL:
+                del self.chunked_passers[request]
+            else:
+                assert plan.step + 1 < until, f"{request!r} has the tokens that a head was promised"
         for request in self.passers:
-            assert plan.samples[plan.requests.index(request)]
             reservation = self.seen.reservation
+            assert reservation is not None
+            if not plan.samples[plan.requests.index(request)]:
+                self.num_chunked_passers += 1
+                self.chunked_passers[request] = reservation.first_step
+                assert plan.num_prefill_tokens == self.seen.budget, "tokens are left, and yet it was cut"
             assert reservation is not None
             # Where lengths are guessed, the forecast may have room for a head that does not fit now.
             assert reservation.step > plan.step or self.config.capacity != "guaranteed"
@@ -388,7 +398,7 @@ class PolicyWorld(CachedWorld):
         if self.config.capacity != "guaranteed":
             return
         if not seen.is_open:
-            if seen.closed_by in GATES:
+            if seen.closed_by in GATES and not self.chunked_passers:  # for those was to be time
                 self.excused.update(self.promises)
             return
         for request in plan.joined:

@@ -8,7 +8,7 @@ import pytest
 
 from pyengine.config import SchedulerConfig
 from pyengine.errors import TTFTUnreachable
-from pyengine.request import Request
+from pyengine.request import Request, RequestState
 from pyengine.scheduler import Reason, Scheduler, StepPlan
 from pyengine.scheduler.capacity import MAX_LENGTHS, MIN_LENGTHS, OutputLengths
 from pyengine.scheduler.forecast import Forecast, decode_charge
@@ -246,6 +246,65 @@ def test_the_head_is_promised_what_leaves_the_watermark_free() -> None:
         head = run.submit("head", 90, 7)
         run.step()
         assert reserved_step(run, head) == expected
+
+
+def ten_of_twenty_blocks(left: int = 59, **limits: Any) -> Run:
+    """A has 10 blocks for `left` more steps; a step has 36 tokens."""
+    run = Run(num_blocks=20, max_num_seqs=4, max_num_batched_tokens=36, max_context=300)
+    run.submit("a", 100, 60, **limits)
+    while run.scheduler._prefilling or not run.scheduler._decoding:
+        run.step()
+    for _ in range(59 - left):
+        run.step()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("length", "left", "limits", "reason"),
+    [
+        (70, 40, {}, None),
+        (70, 3, {}, None),
+        (70, 2, {}, Reason.WOULD_DELAY_HEAD),  # its third chunk might be in the step in which the head can start
+        (98, 40, {}, None),  # 7 blocks, and 13 of the head
+        (110, 40, {}, Reason.WOULD_DELAY_HEAD),  # 8, although it would have ended long before
+        (70, 40, {"itl_limit_ns": 10**9}, Reason.BEHIND_HEAD),  # nobody knows how long its chunks will be
+    ],
+)
+def test_a_prompt_of_several_steps_passes_if_it_is_computed_before_the_head_can_start_and_fits_beside_it(
+    length: int, left: int, limits: dict[str, int], reason: Reason | None
+) -> None:
+    run = ten_of_twenty_blocks(left)
+    head, passer = run.submit("head", 200, 5), run.submit("passer", length, 10, **limits)
+    run.step()
+    promised = reserved_step(run, head)
+    if reason is None:
+        assert passer.state is RequestState.PREFILL
+    else:
+        assert run.scheduler.log.explain(passer).waits_for is reason
+    while head.is_waiting:
+        plan = run.step()
+    assert plan.step == promised
+    assert passer.state is not RequestState.PREFILL
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_who_runs_under_a_limit_lets_no_prompt_of_several_steps_pass(is_new: bool) -> None:
+    run = ten_of_twenty_blocks(**({} if is_new else {"itl_limit_ns": 10**9}))
+    if is_new:
+        run.submit("new", 5, 5, itl_limit_ns=10**9)
+    run.submit("head", 200, 5)
+    passer = run.submit("passer", 70, 10)
+    run.step()
+    assert run.scheduler.log.explain(passer).waits_for is Reason.BEHIND_HEAD
+
+
+def test_a_prompt_that_the_next_step_computes_whole_is_not_cut_to_pass_in_this_one() -> None:
+    run = ten_of_twenty_blocks()
+    run.submit("head", 200, 5)
+    short, long = run.submit("short", 20, 5), run.submit("long", 30, 5)
+    assert run.step().joined == [long]
+    assert run.scheduler.log.explain(short).waits_for is Reason.TOKEN_BUDGET
+    assert run.step().joined == [short]
 
 
 def test_a_batching_that_closes_an_empty_engine_is_overruled() -> None:

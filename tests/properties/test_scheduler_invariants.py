@@ -10,7 +10,7 @@ import pytest
 
 from pyengine.scheduler.replay import plan_record, replay
 
-from .policy_loads import KINDS, PASSING, PREEMPTING, Failures, Trial
+from .policy_loads import CHUNKED, KINDS, PASSING, PREEMPTING, Failures, Trial
 
 INVARIANTS = {
     "check_budget": "the tokens of a step, counted from its inputs, are within the budget",
@@ -57,6 +57,8 @@ def trials() -> Failures:
     failures.run(range(100, 114), **PASSING)
     failures.run(range(200, 215), **{**PASSING, "capacity": "guaranteed"})
     failures.run(range(300, 312), **PREEMPTING)
+    failures.run(range(600, 620), **CHUNKED)
+    failures.run(range(620, 640), **{**CHUNKED, "capacity": "guaranteed"})
     return failures
 
 
@@ -73,6 +75,7 @@ def test_nothing_else_goes_wrong(trials: Failures) -> None:
 def test_the_trials_pass_heads_preempt_refuse_and_share(trials: Failures) -> None:
     worlds = [trial.world for trial in trials.trials]
     assert sum(world.num_passers for world in worlds) > 40
+    assert sum(world.num_chunked_passers for world in worlds) > 10
     assert sum(world.num_heads for world in worlds) > 30
     assert sum(request.num_preemptions for world in worlds for request in world.requests) > 40
     assert sum(trial.refused["late"] for trial in trials.trials) > 10
@@ -118,5 +121,7 @@ def test_it_all_holds_in_more_than_a_thousand_trials_of_all_kinds(block: int) ->
     failures.run(range(first, first + 6 * len(KINDS)))
     failures.run(range(first + 60, first + 70), **PASSING)
     failures.run(range(first + 70, first + 80), **{**PASSING, "capacity": "guaranteed"})
+    failures.run(range(first + 80, first + 90), **CHUNKED)
+    failures.run(range(first + 90, first + 100), **{**CHUNKED, "capacity": "guaranteed"})
     failures.run(range(first + 80, first + 90), **PREEMPTING)
     assert not failures.found, "\n".join(failures.found.values())
