@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -23,6 +24,37 @@ DType parse_dtype(const std::string& name) {
     if (name == "float16") return DType::f16;
     if (name == "bfloat16") return DType::bf16;
     throw py::value_error("dtype is '" + name + "'; it must be float32, float16 or bfloat16.");
+}
+
+namespace {
+
+template <class T>
+T positive(const char* name, T value) {
+    if (value < 1) refuse(name, "is " + std::to_string(value) + "; it must be at least 1.");
+    return value;
+}
+
+void check_window(const char* name, int32_t window) {
+    if (window < 0) refuse(name, "has " + std::to_string(window) + "; a window is positive, or 0 for all keys.");
+}
+
+}  // namespace
+
+AttentionShape attention_shape(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t rotary_dim,
+                               float scale, int32_t window) {
+    positive("num_heads", num_heads);
+    positive("num_kv_heads", num_kv_heads);
+    positive("head_dim", head_dim);
+    if (num_heads % num_kv_heads != 0)
+        refuse("num_heads", "is " + std::to_string(num_heads) + "; it must be a multiple of num_kv_heads, " +
+                                std::to_string(num_kv_heads) + ".");
+    if (rotary_dim < 0 || rotary_dim > head_dim || rotary_dim % 2 != 0)
+        refuse("rotary_dim", "is " + std::to_string(rotary_dim) + "; it must be even and from 0 to head_dim, " +
+                                 std::to_string(head_dim) + ".");
+    if (!(scale > 0.0f) || !std::isfinite(scale))
+        refuse("attention_scale", "is " + std::to_string(scale) + "; it must be positive and finite.");
+    check_window("window", window);
+    return {num_heads, num_kv_heads, head_dim, rotary_dim, scale, window};
 }
 
 py::array rows_of_weight(py::handle object, int64_t first_row, int64_t n, int64_t k) {
@@ -85,33 +117,32 @@ T get(const py::dict& config, const char* name) {
     return py::cast<T>(config[name]);
 }
 
-int32_t get_positive(const py::dict& config, const char* name) {
-    const auto value = get<int32_t>(config, name);
-    if (value < 1) refuse(name, "is " + std::to_string(value) + "; it must be at least 1.");
-    return value;
+template <class T = int32_t>
+T get_positive(const py::dict& config, const char* name) {
+    return positive(name, get<T>(config, name));
 }
 
 DecoderConfig read_config(const py::dict& d) {
     DecoderConfig c{};
-    c.vocab_size = get<int64_t>(d, "vocab_size");
-    c.hidden_size = get<int64_t>(d, "hidden_size");
-    c.intermediate_size = get<int64_t>(d, "intermediate_size");
+    c.vocab_size = get_positive<int64_t>(d, "vocab_size");
+    c.hidden_size = get_positive<int64_t>(d, "hidden_size");
+    c.intermediate_size = get_positive<int64_t>(d, "intermediate_size");
     c.dtype = parse_dtype(get<std::string>(d, "dtype"));
     c.norm_eps = get<float>(d, "norm_eps");
+    if (!(c.norm_eps >= 0.0f) || !std::isfinite(c.norm_eps))
+        refuse("norm_eps", "is " + std::to_string(c.norm_eps) + "; it must be finite and not negative.");
     c.activation = parse_activation(get<std::string>(d, "activation"));
-    c.attention = {get_positive(d, "num_heads"),  get_positive(d, "num_kv_heads"),  get_positive(d, "head_dim"),
-                   get<int32_t>(d, "rotary_dim"), get<float>(d, "attention_scale"), 0};
-    if (c.attention.num_heads % c.attention.num_kv_heads != 0)
-        refuse("num_heads", "is " + std::to_string(c.attention.num_heads) +
-                                "; it must be a multiple of num_kv_heads, " + std::to_string(c.attention.num_kv_heads) +
-                                ".");
+    c.attention =
+        attention_shape(get<int32_t>(d, "num_heads"), get<int32_t>(d, "num_kv_heads"), get<int32_t>(d, "head_dim"),
+                        get<int32_t>(d, "rotary_dim"), get<float>(d, "attention_scale"), 0);
     c.sliding_windows = get<std::vector<int32_t>>(d, "sliding_windows");
+    for (const int32_t window : c.sliding_windows) check_window("sliding_windows", window);
     c.block_size = get_positive(d, "block_size");
-    c.rope_positions = get<int64_t>(d, "rope_positions");
-    c.limits = {get<int32_t>(d, "max_tokens"),
-                get<int32_t>(d, "max_seqs"),
-                get<int32_t>(d, "max_rows"),
-                get<int32_t>(d, "max_context_len"),
+    c.rope_positions = get_positive<int64_t>(d, "rope_positions");
+    c.limits = {get_positive(d, "max_tokens"),
+                get_positive(d, "max_seqs"),
+                get_positive(d, "max_rows"),
+                get_positive(d, "max_context_len"),
                 c.vocab_size,
                 std::max({c.hidden_size, c.intermediate_size, int64_t{c.attention.num_heads} * c.attention.head_dim})};
     c.mlp_rows = get_positive(d, "mlp_rows");

@@ -35,6 +35,10 @@ using ContextClass = pybind11::class_<PyContext>;
 DType parse_dtype(const std::string& name);    // "float32", "float16", "bfloat16"; raises ValueError naming the others
 DType dtype_of_name(const std::string& name);  // "f32", "f16", "bf16", the names of the submodule `ops`
 
+// Raises ValueError naming the part that cannot be. What has no kernel on a backend is the backend's to refuse.
+AttentionShape attention_shape(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t rotary_dim,
+                               float scale, int32_t window);
+
 // An argument as an array that the context's work may use from now on.
 Array array_for(ops::Context& context, pybind11::handle object, const std::string& name);
 

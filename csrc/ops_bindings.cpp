@@ -372,19 +372,8 @@ py::array_t<float> py_read_matrix(PyContext& self, const py::object& x) {
 
 void bind_types(py::module_& m) {
     py::class_<AttentionShape>(m, "AttentionShape", py::module_local())
-        .def(py::init([](int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t rotary_dim, float scale,
-                         int32_t window) {
-                 if (num_heads < 1 || num_kv_heads < 1 || num_heads % num_kv_heads != 0) {
-                     refuse("num_heads", "must be a positive multiple of num_kv_heads.");
-                 }
-                 if (head_dim < 1) refuse("head_dim", "must be positive.");
-                 if (rotary_dim < 0 || rotary_dim > head_dim || rotary_dim % 2 != 0) {
-                     refuse("rotary_dim", "must be even and at most head_dim.");
-                 }
-                 return AttentionShape{num_heads, num_kv_heads, head_dim, rotary_dim, scale, window};
-             }),
-             py::kw_only(), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("rotary_dim"),
-             py::arg("scale"), py::arg("window") = 0);
+        .def(py::init(&attention_shape), py::kw_only(), py::arg("num_heads"), py::arg("num_kv_heads"),
+             py::arg("head_dim"), py::arg("rotary_dim"), py::arg("scale"), py::arg("window") = 0);
     py::class_<PyKv>(m, "KvLayer", py::module_local())
         .def(py::init([](const py::object& blocks, const std::string& dtype, int32_t num_blocks, int32_t block_size) {
                  PyKv result{{nullptr, dtype_of_name(dtype), num_blocks, block_size}, {}};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,9 @@ from tests.backends.tiny_decoder import VOCAB, TinyDecoder, greedy_step, put_on_
 from .device_ops import Altered, Device, Guarded, HostArray, read_only, shifted
 
 PROMPTS = [SequenceChunk([5, 9, 33], 0, [2]), SequenceChunk([7], 0, [0]), SequenceChunk(list(range(20)), 0, [5, 3])]
+
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "rope_positions", "max_tokens", "max_seqs", "max_rows")
 
 
 def tiny_on(device: Device, dtype: str = "float32", **settings: Any) -> TinyDecoder:
@@ -241,6 +245,17 @@ def test_the_decoder_names_the_array_that_it_refuses(device: Device, bad: str) -
         ("mlp_rows", 0, "is 0; it must be at least 1"),
         ("logits_rows", -3, "is -3; it must be at least 1"),
         ("dtype", "int8", "it must be float32, float16 or bfloat16"),
+        ("num_heads", 3, "is 3; it must be a multiple of num_kv_heads, 2"),
+        ("rotary_dim", 34, "is 34; it must be even and from 0 to head_dim, 32"),
+        ("rotary_dim", 7, "is 7; it must be even"),
+        ("rotary_dim", -2, "is -2; it must be even"),
+        ("attention_scale", 0.0, "is 0.0+; it must be positive and finite"),
+        ("attention_scale", math.nan, "is nan; it must be positive and finite"),
+        ("attention_scale", math.inf, "is inf; it must be positive and finite"),
+        ("norm_eps", math.nan, "is nan; it must be finite and not negative"),
+        ("norm_eps", -1e-6, "it must be finite and not negative"),
+        ("sliding_windows", [0, -1], "has -1; a window is positive, or 0 for all keys"),
+        *((name, -1, "is -1; it must be at least 1") for name in SIZES),
         ("vocab_size", ..., "is missing from the configuration"),
     ],
 )
