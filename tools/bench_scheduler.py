@@ -3,8 +3,9 @@
     python tools/bench_scheduler.py [--steps 400] [--running 64 256 1024 4096] [--json FILE]
 
 "steady": everybody decodes, nobody comes or goes. "churning": each request makes 200 tokens, so that one in 200 ends
-in each step and another one takes its place, while a quarter as many as run are waiting. "log off" is the churning
-load without decision log and recording. The garbage collector runs as it does in an engine.
+in each step and another one takes its place, while a quarter as many as run are waiting. "no log" is the same without
+decision log and recording; steps with and without take turns, so that both see the same machine. The garbage collector
+runs as it does in an engine.
 """
 
 from __future__ import annotations
@@ -81,16 +82,23 @@ class Load:
         return planned - begun, done - ready
 
 
-def measure(name: str, running: int, steps: int, *, churns: bool, logs: bool) -> Row:
-    load = Load(running, churns=churns, logs=logs)
-    load.fill()
-    for _ in range(WARM_UP_STEPS):
-        load.step()
-    times = []
-    for _ in range(steps):
-        if churns:
-            load.arrive(load.running + load.running // 4 - load.scheduler.num_running - load.scheduler.num_waiting)
-        times.append(load.step())
+def measure(load_name: str, running: int, num_steps: int, *, churns: bool) -> list[Row]:
+    """With and without log, step by step in turns."""
+    loads = {name: Load(running, churns=churns, logs=not name.endswith("no log")) for name in (load_name, "no log")}
+    times: dict[str, list[tuple[int, int]]] = {name: [] for name in loads}
+    for load in loads.values():
+        load.fill()
+    for number in range(WARM_UP_STEPS + num_steps):
+        for name, load in loads.items():
+            if churns:
+                load.arrive(load.running + load.running // 4 - load.scheduler.num_running - load.scheduler.num_waiting)
+            taken = load.step()
+            if number >= WARM_UP_STEPS:
+                times[name].append(taken)
+    return [_row(name, running, of_steps) for name, of_steps in times.items()]
+
+
+def _row(name: str, running: int, times: list[tuple[int, int]]) -> Row:
     schedule, commit = zip(*times, strict=True)
     both = sorted(a + b for a, b in times)
     return Row(
@@ -112,14 +120,14 @@ def main() -> int:
     rows = []
     print(f"{'load':<10} {'running':>8} {'schedule':>10} {'commit':>10} {'median':>10} {'p99':>10}  us")
     for running in args.running:
-        for name, churns, logs in (("steady", False, True), ("churning", True, True), ("log off", True, False)):
-            row = measure(name, running, args.steps, churns=churns, logs=logs)
-            rows.append(row)
-            print(
-                f"{row.load:<10} {row.running:>8} {row.schedule_us:>10.1f} {row.commit_us:>10.1f} "
-                f"{row.median_us:>10.1f} {row.p99_us:>10.1f}",
-                flush=True,
-            )
+        for name, churns in (("steady", False), ("churning", True)):
+            for row in measure(name, running, args.steps, churns=churns):
+                rows.append(row)
+                print(
+                    f"{row.load:<10} {row.running:>8} {row.schedule_us:>10.1f} {row.commit_us:>10.1f} "
+                    f"{row.median_us:>10.1f} {row.p99_us:>10.1f}",
+                    flush=True,
+                )
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump([asdict(row) for row in rows], file, indent=1)
