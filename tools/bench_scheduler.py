@@ -1,11 +1,14 @@
 """What a step costs in the scheduler: schedule() + commit() on one core, without a model.
 
     python tools/bench_scheduler.py [--steps 400] [--running 64 256 1024 4096] [--json FILE]
+    python tools/bench_scheduler.py --engine [MODEL]      tokens/s of an engine with and without decision log
 
 "steady": everybody decodes, nobody comes or goes. "churning": each request makes 200 tokens, so that one in 200 ends
 in each step and another one takes its place, while a quarter as many as run are waiting. "no log" is the same without
 decision log and recording; steps with and without take turns, so that both see the same machine. The garbage collector
 runs as it does in an engine.
+
+`--engine` runs 16 requests on 8 seats, prompts of 32 tokens and outputs of 8 to 48, with and without it in turns.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
+from pyengine import Engine, SamplingParams
 from pyengine.config import SchedulerConfig
 from pyengine.request import Request
 from pyengine.scheduler import Scheduler
@@ -111,12 +115,41 @@ def _row(name: str, running: int, times: list[tuple[int, int]]) -> Row:
     )
 
 
+def measure_engine(model: str | None, num_rounds: int) -> None:
+    """Print what the log costs a real engine: the median over rounds of the ratio of the two."""
+    engines = [Engine(model, max_num_seqs=8) for _ in range(2)]
+    engines[1]._scheduler.log.enabled = False
+    engines[1]._scheduler.recorder = None
+    limits = [8 + 37 * i % 41 for i in range(16)]
+    params = [SamplingParams(max_tokens=limit, temperature=0.0, ignore_eos=True) for limit in limits]
+    rates: list[list[float]] = [[], []]
+    for number in range(num_rounds + 1):
+        prompts = [[5 + (7 * i + 13 * number + j) % 200 for j in range(32)] for i in range(16)]
+        for which in (0, 1) if number % 2 else (1, 0):
+            begun = time.perf_counter()
+            engines[which].generate(prompts, params)
+            if number > 0:  # the first one warms up
+                rates[which].append(sum(limits) / (time.perf_counter() - begun))
+    ratios = sorted(without / with_log for with_log, without in zip(*rates, strict=True))
+    quarter = len(ratios) // 4
+    print(f"with log {statistics.median(rates[0]):,.0f} tokens/s, without {statistics.median(rates[1]):,.0f}")
+    print(f"ratio {statistics.median(ratios):.3f}, half of {len(ratios)} rounds within ", end="")
+    print(f"{ratios[quarter]:.3f} to {ratios[-1 - quarter]:.3f}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400, help="steps measured for each row")
     parser.add_argument("--running", type=int, nargs="+", default=[64, 256, 1024, 4096], help="requests running")
     parser.add_argument("--json", metavar="FILE", help="write the rows there as well")
+    parser.add_argument(
+        "--engine", metavar="MODEL", nargs="?", const="", help="what the log costs an engine (built-in model)"
+    )
+    parser.add_argument("--rounds", type=int, default=40, help="of --engine")
     args = parser.parse_args()
+    if args.engine is not None:
+        measure_engine(args.engine or None, args.rounds)
+        return 0
     rows = []
     print(f"{'load':<10} {'running':>8} {'schedule':>10} {'commit':>10} {'median':>10} {'p99':>10}  us")
     for running in args.running:
