@@ -1,4 +1,4 @@
-"""Makes the simulation tables of docs/benchmarks.md: seeded, so the same each time. It measures no real device.
+"""Makes the tables of docs/simulation.md: seeded, so the same each time. It measures no real device.
 
     python tools/simulate_figures.py                                  # all that needs no trace
     python tools/simulate_figures.py tight pareto --jobs 2 --figures figures
@@ -100,9 +100,9 @@ def pareto(options: Options) -> None:
     reserve, the one with the lowest long p99.
     """
     policies = [replace(parse_policies("fifo-no-reserve")[0], name="fifo")]
-    for quantile in (0.2, 0.5, 0.8):
+    for quantile in (0.1, 0.5, 0.8):
         for barrier in (3, 6, 10):
-            for bypass in (0.3, 4):
+            for bypass in (0.3, 2):
                 settings = {"capacity_quantile": quantile, "aging_barrier_s": barrier, "bypass_budget": bypass}
                 policies.append(Policy(f"q={quantile} barrier={barrier} bypass={bypass}", settings))
     policies.append(parse_policies("oracle")[0])

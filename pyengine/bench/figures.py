@@ -40,7 +40,7 @@ COLOURS = {
     "decode": "#c7e9c0",
 }
 _OTHER_COLOUR = "#eeeeee"
-_RESOLUTION = 600  # of the longest life in the figure: shorter stretches are not drawn
+_RESOLUTION = 300  # of the longest life in the figure: shorter stretches are not drawn
 IN_WORDS = {
     BEFORE_SUBMIT: "due while a step ran: the client could not submit it yet",
     **{reason.value: text for reason, (text, _) in WAITS_FOR.items()},

@@ -110,8 +110,8 @@ class DecisionLog:
             record.started_step = self.step
         for other in passed:
             overtaken: RequestRecord = other.log
-            overtaken.passed_by.add(record.label)
-            record.passed.add(overtaken.label)
+            overtaken.passed_by = overtaken.passed_by.plus(record.label)
+            record.passed = record.passed.plus(overtaken.label)
         self._note(record.key, now_ns, PREFILLS)
 
     def preempted(self, request: Request, now_ns: int) -> None:
@@ -127,7 +127,7 @@ class DecisionLog:
         if not self.enabled:
             return
         self.now_ns = now_ns
-        request.log.held_for.add(cause)
+        request.log.held_for = request.log.held_for.plus(cause)
         self._fix(request.log, HELD, now_ns)
 
     def woken(self, request: Request, now_ns: int) -> None:
@@ -411,7 +411,7 @@ class DecisionLog:
 
     def _void(self, record: RequestRecord, by: RequestRecord) -> None:
         record.is_reserved = False
-        record.voided_by.add(by.label)
+        record.voided_by = record.voided_by.plus(by.label)
         self.totals.num_reservations_void += 1
         self._note(record.key, self.ledger.begun_ns, VOID, by=by.key)
 

@@ -280,15 +280,15 @@ def explain_request(
         queue_ns=queue_ns,
         parts=tuple(parts),
         waits_for=waits_for,
-        passed_by=tuple(record.passed_by.first),
+        passed_by=record.passed_by.first,
         num_passed_by=record.passed_by.number,
-        passed=tuple(record.passed.first),
+        passed=record.passed.first,
         num_passed=record.passed.number,
         num_reservations=record.num_reservations,
         reserved_step=record.reserved_step,
         num_reservation_moves=record.num_moves,
         num_reservations_void=record.voided_by.number,
-        voided_by=tuple(record.voided_by.first),
+        voided_by=record.voided_by.first,
         arrived_step=record.arrived_step,
         started_step=record.started_step,
         ended_step=record.ended_step,
@@ -339,7 +339,7 @@ def _part(record: RequestRecord, reason: Reason, wait_ns: int, queue_ns: int) ->
     share = wait_ns / queue_ns if queue_ns else 0.0
     numbers = record.numbers.get(INDEX[reason])
     if reason is Reason.HELD:
-        return WaitPart(reason, wait_ns, share, by=tuple(record.held_for.first))
+        return WaitPart(reason, wait_ns, share, by=record.held_for.first)
     if numbers is None:
         return WaitPart(reason, wait_ns, share)
     has_pair = numbers.need > 0
@@ -354,7 +354,7 @@ def _part(record: RequestRecord, reason: Reason, wait_ns: int, queue_ns: int) ->
         had_most=max(0, numbers.most) if has_pair else None,
         unit=WAITS_FOR[numbers.lacked][1] if has_pair else "",
         lacked=None if numbers.lacked is reason else numbers.lacked,
-        by=tuple(numbers.by),
+        by=numbers.by,
         first_step=numbers.first_step,
         last_step=numbers.last_step,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pyengine.request import Request
 from pyengine.scheduler.ledger import Account
 from pyengine.scheduler.verdict import Reason
@@ -43,20 +45,18 @@ class Facts:
         self.num_recomputed_tokens = request.num_recomputed_tokens
 
 
-class Labels:
+class Labels(NamedTuple):
     """The first few names of a series, and how many there were."""
 
-    __slots__ = ("first", "number")
+    first: tuple[str, ...] = ()
+    number: int = 0
 
-    def __init__(self) -> None:
-        self.first: list[str] = []
-        self.number = 0
+    def plus(self, label: str) -> Labels:
+        """With one more, which is counted, and kept if it is among the first."""
+        return Labels(self.first if self.number >= MAX_LABELS else (*self.first, label), self.number + 1)
 
-    def add(self, label: str) -> None:
-        """One more; it is counted, and kept if it is among the first."""
-        self.number += 1
-        if len(self.first) < MAX_LABELS:
-            self.first.append(label)
+
+NO_LABELS = Labels()
 
 
 class Numbers:
@@ -73,7 +73,7 @@ class Numbers:
         self.lacked = lacked
         self.need = self.had = self.least = self.most = 0
         self.first_step = self.last_step = step
-        self.by: list[str] = []
+        self.by: tuple[str, ...] = ()
 
     def update(self, need: int, have: int, step: int) -> None:
         """It was examined in `step`."""
@@ -89,7 +89,7 @@ class Numbers:
     def add_by(self, label: str) -> None:
         """This one is in its way."""
         if len(self.by) < MAX_LABELS and label not in self.by:
-            self.by.append(label)
+            self.by = (*self.by, label)
 
 
 class Submit:
@@ -163,14 +163,14 @@ class RequestRecord(Account):
         self.by = NOBODY
         self.numbers: dict[int, Numbers] = {}
         self.open_numbers: Numbers | None = None
-        self.passed_by = Labels()
-        self.passed = Labels()
+        self.passed_by = NO_LABELS
+        self.passed = NO_LABELS
         self.is_reserved = False
         self.reserved_step: int | None = None
         self.num_reservations = 0
         self.num_moves = 0
-        self.voided_by = Labels()
-        self.held_for = Labels()
+        self.voided_by = NO_LABELS
+        self.held_for = NO_LABELS
         self.arrived_step = step
         self.started_step: int | None = None
         self.ended_step: int | None = None
