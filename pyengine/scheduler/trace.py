@@ -23,7 +23,8 @@ from pyengine.scheduler.log_tables import DECODES, ENDED, MOVED, NO_STEP, PREFIL
 from pyengine.scheduler.request_record import NOBODY
 from pyengine.scheduler.verdict import Reason
 
-REQUESTS, ENGINE = 1, 2  # the two "processes"
+REQUESTS, ENGINE = 1, 2  # the two "processes"; their tracks are "threads", request n on n + FIRST_TRACK
+FIRST_TRACK = 1  # Perfetto takes thread 0 of all processes for the same one, and drops what overlaps there
 MAX_SHARED_SLICES = 64  # in one stretch of sharing; if the reason changed more often it is drawn as one
 UNKNOWN, SEVERAL = 106, 107  # codes of slices only
 
@@ -86,11 +87,12 @@ def chrome_trace(log: DecisionLog, now_ns: int | None = None) -> dict[str, Any]:
     events: list[dict[str, Any]] = [
         _metadata(REQUESTS, None, "process_name", name="requests"),
         _metadata(ENGINE, None, "process_name", name="engine"),
-        _metadata(ENGINE, 0, "thread_name", name="steps"),
+        _metadata(ENGINE, FIRST_TRACK, "thread_name", name="steps"),
     ]
     for key, slices in sorted(_request_slices(log, rows, labels, origin_ns, until_ns).items()):
-        events.append(_metadata(REQUESTS, key, "thread_name", name=_label(labels, key)))
-        events.append(_metadata(REQUESTS, key, "thread_sort_index", sort_index=key))
+        track = key + FIRST_TRACK
+        events.append(_metadata(REQUESTS, track, "thread_name", name=_label(labels, key)))
+        events.append(_metadata(REQUESTS, track, "thread_sort_index", sort_index=key))
         events += _slice_events(key, slices, origin_ns)
     events += _reservation_events(rows, labels, origin_ns)
     names = list(log.steps.columns)
@@ -192,7 +194,7 @@ def _slice_events(key: int, slices: list[Slice], origin_ns: int) -> Iterator[dic
             yield {
                 "ph": "X",
                 "pid": REQUESTS,
-                "tid": key,
+                "tid": key + FIRST_TRACK,
                 "ts": start_us,
                 "dur": end_us - start_us,
                 "name": NAMES[part.code],
@@ -217,7 +219,7 @@ def _reservation_events(
         yield {
             "ph": "i",
             "pid": REQUESTS,
-            "tid": key,
+            "tid": key + FIRST_TRACK,
             "ts": _us(at_ns, origin_ns),
             "s": "t",
             "name": name,
@@ -236,7 +238,7 @@ def _step_events(row: dict[str, int], num_blocks: int, origin_ns: int, until_ns:
     yield {
         "ph": "X",
         "pid": ENGINE,
-        "tid": 0,
+        "tid": FIRST_TRACK,
         "ts": start_us,
         "dur": max(0, end_us - start_us),
         "name": f"{kind} step",

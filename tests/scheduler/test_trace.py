@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyengine.scheduler.decision_log import DecisionLog
-from pyengine.scheduler.trace import COLOURS, ENGINE, REQUESTS, chrome_trace, save_trace
+from pyengine.scheduler.trace import COLOURS, ENGINE, FIRST_TRACK, REQUESTS, chrome_trace, save_trace
 from pyengine.scheduler.verdict import Reason, Verdict
 
 from .driven_log import DrivenLog, one_step
@@ -32,6 +32,7 @@ def check_format(trace: dict[str, Any]) -> None:
     for event in trace["traceEvents"]:
         assert REQUIRED[event["ph"]] <= set(event)
         assert event["pid"] in (REQUESTS, ENGINE)
+        assert event.get("tid") != 0, "Perfetto takes thread 0 of all processes for the same one"
         if event["ph"] == "M":
             continue
         assert isinstance(event["ts"], int)
@@ -45,11 +46,12 @@ def check_format(trace: dict[str, Any]) -> None:
             ends[track] = event["ts"] + event["dur"]
 
 
-def slices(trace: dict[str, Any], pid: int, tid: int) -> list[tuple[str, int, int]]:
+def slices(trace: dict[str, Any], pid: int, number: int) -> list[tuple[str, int, int]]:
+    """Of one track, by its number from 0 on."""
     return [
         (event["name"], event["ts"], event["dur"])
         for event in trace["traceEvents"]
-        if event["ph"] == "X" and (event["pid"], event["tid"]) == (pid, tid)
+        if event["ph"] == "X" and (event["pid"], event["tid"]) == (pid, number + FIRST_TRACK)
     ]
 
 
@@ -104,8 +106,9 @@ def test_a_life_is_drawn_as_waiting_prefill_decode_and_preempted() -> None:
     assert waiting["cname"] == COLOURS[Reason.KV_NOW]
     moved = next(event for event in events if event["ph"] == "i")
     assert (moved["name"], moved["args"]) == ("reserved start moved", {"step": 2, "from step": 5, "to step": 6})
+    assert moved["tid"] == 2
     names = {(e["tid"], e["args"]["name"]) for e in events if e["name"] == "thread_name" and e["pid"] == REQUESTS}
-    assert names == {(0, "A"), (1, "B")}
+    assert names == {(1, "A"), (2, "B")}
 
 
 def test_steps_are_a_track_with_counters() -> None:
@@ -172,13 +175,13 @@ def test_what_left_the_ring_is_not_drawn_and_the_rest_is_the_same(calls: list[tu
         return
     first_ns = next(part.log.records.rows("at_ns"))[0]
     shift = (first_ns - next(whole.log.records.rows("at_ns"))[0]) // 1000
-    at = {tid: slices(complete, REQUESTS, tid) for tid in range(len(whole.requests))}
-    for tid in at:
-        for name, ts, duration in slices(trace, REQUESTS, tid):
+    at = [slices(complete, REQUESTS, number) for number in range(len(whole.requests))]
+    for number, drawn in enumerate(at):
+        for name, ts, duration in slices(trace, REQUESTS, number):
             if name.startswith("waiting"):  # why is not known any more
                 continue
             holders = [
-                n for n, start, length in at[tid] if start <= ts + shift and ts + shift + duration <= start + length
+                n for n, start, length in drawn if start <= ts + shift and ts + shift + duration <= start + length
             ]
             assert holders == [name]
 
