@@ -428,6 +428,18 @@ def test_clearing_forgets_what_is_idle_and_not_what_is_held() -> None:
     s.cache.check(s.running)
 
 
+def test_many_grow_at_once_as_they_would_one_after_the_other() -> None:
+    together, apart = Steps(12), Steps(12)
+    running = [[s.run(tokens(4 * i + 1, first=100 * i)) for i in range(1, 4)] for s in (together, apart)]
+    assert together.cache.grow_all(running[0])
+    assert all(apart.cache.grow(request) for request in running[1])
+    tables = [[request.block_table for request in requests] for requests in running]
+    assert tables[0] == tables[1]
+    assert [len(table) for table in tables[0]] == [3, 4, 5]
+    assert not together.cache.grow_all(running[0][:1])
+    assert [len(table) for table in tables[0]] == [3, 4, 5]
+
+
 def test_releasing_twice_gives_nothing_back_twice() -> None:
     s = Steps(10)
     request = s.run(tokens(9))
