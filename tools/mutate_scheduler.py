@@ -352,6 +352,12 @@ FAULTS = (
         "if False:",
     ),
     Fault(
+        "capacity: what the head finds in the cache is not counted",
+        CAPACITY,
+        "num_tokens = head.num_tokens - (0 if prefix is None else prefix.num_tokens)",
+        "num_tokens = head.num_tokens",
+    ),
+    Fault(
         "capacity: the end of a prompt of several steps is known",
         CAPACITY,
         "last_step = self._step + horizon if is_whole else NO_END",

@@ -103,8 +103,10 @@ class Capacity(ABC):
         if certain is None or early is None:
             return None
         config = self._config
-        is_whole = head.num_tokens <= config.max_num_batched_tokens - config.max_num_seqs
-        if head.num_tokens > config.max_num_batched_tokens or not self.is_exact:
+        prefix = self._cache.find_prefix(head)
+        num_tokens = head.num_tokens - (0 if prefix is None else prefix.num_tokens)
+        is_whole = num_tokens <= config.max_num_batched_tokens - config.max_num_seqs
+        if num_tokens > config.max_num_batched_tokens or not self.is_exact:
             early = certain  # a forecast that may be wrong is not worth holding others up for the earliest chance
         return Reservation(certain, early, is_whole, config.num_blocks - self.spare, config.max_num_seqs)
 

@@ -259,6 +259,28 @@ def ten_of_twenty_blocks(left: int = 59, **limits: Any) -> Run:
     return run
 
 
+@pytest.mark.parametrize("has_follower", [False, True])
+def test_a_head_that_a_step_computes_whole_thanks_to_its_cached_prefix_keeps_its_early_start(
+    has_follower: bool,
+) -> None:
+    run = Run(prefix_caching=True, max_num_seqs=4, max_num_batched_tokens=40)
+    prefix = [7] * 32
+    run.scheduler.add([Request("cached", [*prefix, 1], 1)])
+    run.step()
+    first = run.submit("first", 60, 25)
+    while first.num_output_tokens == 0:
+        run.step()
+    run.submit("second", 29, 4)
+    head = Request("head", [*prefix, *range(100, 113)], 34)
+    run.scheduler.add([head])
+    if has_follower:
+        run.submit("follower", 8, 43)
+    while head.is_waiting:
+        plan = run.step()
+    assert plan.step == 16
+    assert plan.num_new_tokens[plan.requests.index(head)] == 13
+
+
 @pytest.mark.parametrize(
     ("length", "left", "limits", "reason"),
     [
