@@ -328,8 +328,8 @@ def test_interrupts_at_any_moment_leave_the_engine_whole(engine: Engine) -> None
     num_interrupted = 0
     try:
         for _ in range(150):
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0001, 0.004))
             try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0001, 0.004))
                 engine.generate([[5, 6, 7], [8] * 20, [9, 10]], GREEDY)
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
